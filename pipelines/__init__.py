@@ -1,0 +1,1 @@
+"""The recipe, the Ray jobs and the `bayplan` command."""

@@ -1,0 +1,185 @@
+"""What is done and what is left: manifests against inputs. A manifest is the only evidence; nothing is remembered elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from packer.convert import ConvertTask, SourceConfig
+from packer.format import layout
+from packer.format.errors import InputError
+from packer.format.manifest import PartManifest, decode_manifest
+from packer.sources import InputRange, plan_ranges, span_digest
+from packer.storage import Storage
+from pipelines.inputs import InputFile
+
+_READERS = 16
+
+
+def read_manifests(storage: Storage, source: str) -> list[PartManifest]:
+    """Every committed part of a source, ordered by part id.
+
+    Raises:
+        FormatError: when a manifest is damaged or of another version.
+    """
+    names = [file.name for file in storage.list_dir(layout.source_dir(source)) if file.name.endswith(layout.MANIFEST_SUFFIX)]
+    with ThreadPoolExecutor(_READERS) as pool:
+        manifests = list(pool.map(lambda name: decode_manifest(storage.read_bytes(name), name), names))
+    return sorted(manifests, key=lambda manifest: manifest.identity)
+
+
+@dataclass(slots=True, kw_only=True)
+class SourceLedger:
+    """State of one source at the start of a run."""
+
+    tasks: list[ConvertTask] = field(default_factory=list)
+    done: list[PartManifest] = field(default_factory=list)
+    """Committed parts that stay."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """File -> what is different about it."""
+    stale: list[PartManifest] = field(default_factory=list)
+    """Committed parts that belong to changed files."""
+    notes: list[str] = field(default_factory=list)
+
+
+def open_ledger(
+    config: SourceConfig,
+    inputs: Sequence[InputFile],
+    manifests: Sequence[PartManifest],
+    known: Mapping[str, tuple[int, str]],
+    range_bytes: int,
+    limit: int | None,
+) -> SourceLedger:
+    """Compare the inputs of a source with its parts: what stays, what changed, what is left to do.
+
+    Args:
+        known: The inventory's entry of this source: file -> (size, stamp) when its parts were made.
+        limit: Rows of a trial dataset, spread over the source's files; None for all.
+    """
+    ledger = SourceLedger()
+    by_file = _by_file(manifests)
+    if limit is not None:
+        inputs = [item for item in inputs if item.stat.size][:limit]
+    for item in inputs:
+        parts = by_file.pop(item.file, [])
+        ranges = plan_ranges(item.stat, item.file, range_bytes) if limit is None else _trial_range(item)
+        if not ranges:
+            ledger.notes.append(f"{item.file}: empty file")
+        difference = _difference(config, item, parts, ranges, known.get(item.file))
+        if difference is not None:
+            ledger.changed[item.file] = difference
+            ledger.stale.extend(parts)
+            parts = []
+        elif not parts and known and item.file not in known:
+            ledger.notes.append(f"{item.file}: new file")
+        ledger.done.extend(parts)
+        max_rows = None if limit is None else -(-limit // len(inputs))
+        ledger.tasks.extend(_left(config, ranges, parts, max_rows))
+    for file, parts in sorted(by_file.items()):
+        ledger.notes.append(f"{file}: not among the inputs any more; its {len(parts)} parts are kept")
+        ledger.done.extend(parts)
+    return ledger
+
+
+def _by_file(manifests: Iterable[PartManifest]) -> dict[str, list[PartManifest]]:
+    by_file: dict[str, list[PartManifest]] = defaultdict(list)
+    for manifest in manifests:
+        by_file[manifest.input.file].append(manifest)
+    return dict(by_file)
+
+
+def _trial_range(item: InputFile) -> list[InputRange]:
+    return [InputRange(url=item.stat.name, file=item.file, file_size=item.stat.size)]
+
+
+def _difference(
+    config: SourceConfig,
+    item: InputFile,
+    parts: Sequence[PartManifest],
+    ranges: Sequence[InputRange],
+    known: tuple[int, str] | None,
+) -> str | None:
+    """Why a file's parts cannot stay, or None. A new time stamp alone is no change: the bytes are compared."""
+    if not parts:
+        return None
+    if any(part.recipe_fingerprint != config.fingerprint for part in parts):
+        return "the recipe of its source changed"
+    sizes = {part.input.file_size for part in parts}
+    if sizes != {item.stat.size}:
+        return f"found {item.stat.size} bytes, its parts were made from {', '.join(map(str, sorted(sizes)))}"
+    if known == (item.stat.size, item.stat.stamp):
+        return None
+    whole = InputRange(url=item.stat.name, file=item.file, file_size=item.stat.size)
+    for part in parts:
+        if part.supersedes is not None:
+            continue
+        span = part.input
+        if span_digest(whole, span.byte_start, span.byte_end, config.max_line_bytes) != span.digest:
+            return f"its bytes {span.byte_start} to {span.byte_end} are not those part {part.part_id} was made from"
+    return None
+
+
+def _left(
+    config: SourceConfig, ranges: Sequence[InputRange], parts: Sequence[PartManifest], max_rows: int | None
+) -> Iterable[ConvertTask]:
+    rolls: dict[int, list[PartManifest]] = defaultdict(list)
+    for part in parts:
+        if part.supersedes is None:
+            rolls[part.identity.range_index].append(part)
+    for work in ranges:
+        done = rolls[work.range_index]
+        if any(part.is_last_of_range for part in done):
+            continue
+        task = ConvertTask(source=config, work=work, max_rows=max_rows)
+        if done:
+            task = dataclasses.replace(task, next_roll=len(done), resume_at=done[-1].input.byte_end)
+        yield task
+
+
+def drop_parts(storage: Storage, parts: Iterable[PartManifest]) -> None:
+    """Remove parts, each manifest before its files, so that no reader sees a manifest without them."""
+    for part in sorted(parts, key=lambda part: part.identity, reverse=True):
+        storage.remove(layout.part_file(part.source, part.part_id, layout.MANIFEST_SUFFIX))
+        for file_name in part.files:
+            storage.remove(f"{layout.source_dir(part.source)}/{file_name}")
+
+
+def check_coverage(inputs: Sequence[InputFile], manifests: Iterable[PartManifest]) -> list[str]:
+    """Prove that the parts of every file tile it: what lies between two parts, or behind the last one, is listed."""
+    by_file = _by_file(manifest for manifest in manifests if manifest.supersedes is None)
+    problems = []
+    for item in inputs:
+        position = 0
+        parts = sorted(by_file.get(item.file, []), key=lambda part: part.identity)
+        for part in parts:
+            if part.input.byte_start != position:
+                problems.append(f"{item.file}: part {part.part_id} begins at byte {part.input.byte_start}, expected {position}")
+            position = part.input.byte_end
+        if item.stat.size and not (parts and parts[-1].is_last_of_range):
+            problems.append(f"{item.file}: nothing is committed behind byte {position}")
+        elif parts and not _is_compressed(item) and position != item.stat.size:
+            problems.append(f"{item.file}: its parts end at byte {position}, the file at {item.stat.size}")
+    return problems
+
+
+def _is_compressed(item: InputFile) -> bool:
+    from packer.sources import Compression
+
+    return Compression.of(item.stat.name) is not Compression.NONE
+
+
+def whole_file(config: SourceConfig, inputs: Mapping[str, InputFile], part: PartManifest) -> InputRange:
+    """The file a part was made from, as it is now.
+
+    Raises:
+        InputError: when it is gone.
+    """
+    item = inputs.get(part.input.file)
+    if item is None:
+        raise InputError(
+            f"{part.input.file}: found no such file among the inputs of source {config.name!r}; it is needed for a retry"
+        )
+    return InputRange(url=item.stat.name, file=item.file, file_size=item.stat.size)

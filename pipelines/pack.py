@@ -1,0 +1,281 @@
+"""The pack job: a recipe's JSONL sources become a dataset whose counts are proven at the end. Also `python -m pipelines.pack`.
+
+Order of writing: identity, resolved recipe, inventory; then parts, in any order; then one `source.json` a source and the
+interop view. Every step may be the last: the next run finds out from the manifests what is left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from packer.convert import SourceConfig
+from packer.format import layout
+from packer.format.errors import BayplanError, InputError, RecipeError, StorageFault
+from packer.format.manifest import PartManifest, Totals, total
+from packer.sources import InputRange
+from packer.storage import Storage, open_storage
+from pipelines import dataset
+from pipelines.inputs import InputFile, Inventory, list_inputs, read_inventory, source_config, write_inventory
+from pipelines.ledger import SourceLedger, check_coverage, drop_parts, open_ledger, read_manifests
+from pipelines.ray_executor import Listener, Outcome, RayExecutor
+from pipelines.recipe import Pin, Recipe, Source, differing_fields, fingerprint_keys
+from pipelines.tasks import Scouted, ScoutTask, Task
+
+_MAX_LISTED = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class SourceReport:
+    """What a run made of one source."""
+
+    totals: Totals = field(default_factory=Totals)
+    failure: str | None = None
+    notes: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+    """Input files that ended before their own structure said."""
+
+
+@dataclass(slots=True, kw_only=True)
+class JobReport:
+    """What a run made of a recipe."""
+
+    output: str
+    sources: dict[str, SourceReport] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    above_limit: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 all good, 1 something failed, 3 done with quarantine above the recipe's limit."""
+        if any(source.failure or source.incomplete for source in self.sources.values()):
+            return 1
+        return 3 if self.above_limit else 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Prepared:
+    """A source that can be worked on."""
+
+    source: Source
+    config: SourceConfig
+    inputs: list[InputFile]
+    pin: Pin
+    ledger: SourceLedger | None = None
+
+
+class PackJob:
+    """One run of a recipe."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        limit: int | None = None,
+        replace_changed: bool = False,
+        listener: Listener | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        output = recipe.output if limit is None else f"{recipe.output.rstrip('/')}.limit-{limit}"
+        self.storage: Storage = open_storage(output)
+        self._recipe = recipe
+        self._limit = limit
+        self._replace_changed = replace_changed
+        self._listener = listener or Listener()
+        self._should_stop = should_stop
+        self._report = JobReport(output=output, sources={source.name: SourceReport() for source in recipe.sources})
+
+    def run(self) -> JobReport:
+        """Do what is left to do.
+
+        Raises:
+            UsageError: when the output holds something else. OutputError: when it cannot be written.
+            Interrupted: when the user stopped the job.
+        """
+        old_recipe = self._open()
+        prepared = self._prepare(dataset.read_pins(old_recipe))
+        self._scout([item for item in prepared if not item.pin.range_bytes])
+        prepared = self._working(prepared)
+        pins = dataset.read_pins(old_recipe) | {item.source.name: item.pin for item in prepared}
+        inventory = read_inventory(self.storage)
+        for item in prepared:
+            self._open_ledger(item, inventory, old_recipe)
+        prepared = self._working(prepared)
+        dataset.write_recipe(self.storage, self._recipe, pins)
+        write_inventory(self.storage, _updated(inventory, prepared))
+        self._convert(prepared)
+        self._conclude(prepared)
+        return self._report
+
+    def _working(self, prepared: Iterable[_Prepared]) -> list[_Prepared]:
+        return [item for item in prepared if self._report.sources[item.source.name].failure is None]
+
+    def _fail(self, source: str, reason: str) -> None:
+        self._report.sources[source].failure = reason
+        self._listener.say(source, f"failed: {reason}")
+
+    def _open(self) -> Recipe | None:
+        dataset.check_output(self.storage, self._recipe, self._limit)
+        identity = dataset.read_identity(self.storage)
+        names = {source.name for source in self._recipe.sources}
+        kept = {name: mark for name, mark in identity.fingerprints.items() if name not in names} if identity else {}
+        if kept:
+            self._report.notes.append(
+                f"in the dataset but not in the recipe any more, kept as they are: {', '.join(sorted(kept))}"
+            )
+        dataset.write_identity(self.storage, self._recipe, self._limit, kept)
+        return dataset.read_recipe(self.storage)
+
+    def _prepare(self, pins: Mapping[str, Pin]) -> list[_Prepared]:
+        prepared = []
+        for source in self._recipe.sources:
+            pin = pins.get(source.name)
+            try:
+                root = source.root or (pin.root if pin else source.resolved_root)
+                inputs = list_inputs(source, root)
+            except (InputError, StorageFault, RecipeError, OSError) as error:
+                self._fail(source.name, str(error))
+                continue
+            range_bytes = source.range_bytes or (pin.range_bytes if pin else 0)
+            if pin and source.range_bytes not in (None, pin.range_bytes):
+                self._fail(
+                    source.name,
+                    f"range_bytes: found {source.range_bytes}, its parts were cut with {pin.range_bytes}: "
+                    "keep that number, or pack into a new output",
+                )
+                continue
+            self.storage.remove_stale_temporaries(layout.source_dir(source.name))
+            pin = Pin(root=root, range_bytes=range_bytes)
+            prepared.append(_Prepared(source=source, config=source_config(source, root), inputs=inputs, pin=pin))
+        return prepared
+
+    def _scout(self, prepared: list[_Prepared]) -> None:
+        """Look at the first rows of sources that have no pins yet: how large ranges must be, or that all is wrong."""
+        tasks: list[tuple[str, Task]] = []
+        for item in prepared:
+            first = next((file for file in item.inputs if file.stat.size), None)
+            if first is None:
+                item.pin = dataclasses.replace(item.pin, range_bytes=Scouted().range_bytes)
+                continue
+            work = InputRange(url=first.stat.name, file=first.file, file_size=first.stat.size)
+            tasks.append((item.source.name, ScoutTask(source=item.config, work=work)))
+        outcome = self._execute(tasks, _Relay(self._listener))
+        for item in prepared:
+            name = item.source.name
+            if name in outcome.failures:
+                self._fail(name, outcome.failures[name])
+            for scouted in outcome.results.get(name, []):
+                assert isinstance(scouted, Scouted)
+                item.pin = dataclasses.replace(item.pin, range_bytes=scouted.range_bytes)
+                if scouted.all_refused:
+                    reasons = ", ".join(f"{reason} {count}" for reason, count in scouted.reasons.most_common())
+                    self._fail(
+                        name,
+                        f"its first {scouted.num_rows} rows are all refused ({reasons}), expected good ones: check `schema`, "
+                        f"`fields` and `image_root`; the first, at byte {scouted.first_refusal}",
+                    )
+
+    def _execute(self, tasks: list[tuple[str, Task]], listener: Listener) -> Outcome:
+        if not tasks:
+            return Outcome()
+        timeouts = {source.name: source.row_timeout_seconds for source in self._recipe.sources}
+        executor = RayExecutor(self.storage.url, self._recipe.resources, timeouts, listener, self._should_stop)
+        return executor.run(tasks)
+
+    def _open_ledger(self, item: _Prepared, inventory: Inventory, old_recipe: Recipe | None) -> None:
+        name = item.source.name
+        try:
+            manifests = read_manifests(self.storage, name)
+            ledger = open_ledger(item.config, item.inputs, manifests, inventory.get(name, {}), item.pin.range_bytes, self._limit)
+            if ledger.changed and self._replace_changed:
+                drop_parts(self.storage, ledger.stale)
+                ledger = open_ledger(item.config, item.inputs, ledger.done, {}, item.pin.range_bytes, self._limit)
+        except (BayplanError, OSError) as error:
+            self._fail(name, str(error))
+            return
+        item.ledger = ledger
+        self._report.sources[name].notes.extend(ledger.notes)
+        if ledger.changed:
+            self._fail(name, _changed_message(ledger, item.source, old_recipe))
+
+    def _convert(self, prepared: list[_Prepared]) -> None:
+        tasks = [(item.source.name, task) for item in prepared if item.ledger for task in item.ledger.tasks]
+        outcome = self._execute(list(tasks), self._listener)
+        for name, reason in outcome.failures.items():
+            self._fail(name, reason)
+
+    def _conclude(self, prepared: list[_Prepared]) -> None:
+        """Consolidate, and prove for every source that each input byte is in a part and each row counted once."""
+        parts: dict[str, list[PartManifest]] = {}
+        working = {item.source.name: item for item in prepared}
+        for source in self._recipe.sources:
+            name, report = source.name, self._report.sources[source.name]
+            try:
+                parts[name] = dataset.consolidate(self.storage, name)
+            except BayplanError as error:
+                self._fail(name, str(error))
+                continue
+            report.totals = total(parts[name])
+            report.incomplete = [part.input.file for part in parts[name] if not part.input.input_complete]
+            if report.failure is None and name in working and self._limit is None:
+                problems = check_coverage(working[name].inputs, parts[name])
+                if problems:
+                    self._fail(name, "; ".join(problems[:_MAX_LISTED]))
+            if report.failure is None and report.totals.num_read and not report.totals.num_written:
+                reasons = ", ".join(f"{reason} {count}" for reason, count in report.totals.quarantined_by_reason.items())
+                self._fail(name, f"all {report.totals.num_read} rows are quarantined ({reasons}): see `bayplan quarantine`")
+        view, num_parts = dataset.stock_view(self._recipe, parts)
+        self.storage.publish_bytes(layout.STOCK_FILE, view)
+        if num_parts > dataset.MAX_STOCK_PARTS:
+            self._report.notes.append(
+                f"{layout.STOCK_FILE} names {num_parts} files; stock Energon opens them all: raise `ulimit -n` above that"
+            )
+        self._report.above_limit = _above_limit(self._recipe, total(part for many in parts.values() for part in many))
+
+
+class _Relay(Listener):
+    """Passes on messages, not counts."""
+
+    def __init__(self, inner: Listener) -> None:
+        self._inner = inner
+
+    def say(self, source: str, message: str) -> None:
+        self._inner.say(source, message)
+
+    def tick(self) -> None:
+        self._inner.tick()
+
+
+def _updated(inventory: Inventory, prepared: Iterable[_Prepared]) -> Inventory:
+    now = {item.source.name: {file.file: (file.stat.size, file.stat.stamp) for file in item.inputs} for item in prepared}
+    return inventory | now
+
+
+def _changed_message(ledger: SourceLedger, source: Source, old_recipe: Recipe | None) -> str:
+    shown = "; ".join(f"{file}: {why}" for file, why in list(ledger.changed.items())[:_MAX_LISTED])
+    more = f"; and {len(ledger.changed) - _MAX_LISTED} more" if len(ledger.changed) > _MAX_LISTED else ""
+    old = next((old for old in old_recipe.sources if old.name == source.name), None) if old_recipe else None
+    fields = differing_fields(fingerprint_keys(old), fingerprint_keys(source)) if old else []
+    in_fields = f" (in {', '.join(fields)})" if fields else ""
+    return (
+        f"{len(ledger.changed)} files changed since their parts were made{in_fields}: {shown}{more}: "
+        "undo the change, or let `--replace-changed` drop their parts and make them anew"
+    )
+
+
+def _above_limit(recipe: Recipe, totals: Totals) -> str | None:
+    limits, found = recipe.limits, totals.num_quarantined
+    if limits.max_quarantined is not None and found > limits.max_quarantined:
+        return f"{found} rows quarantined, the recipe allows {limits.max_quarantined}"
+    share = found / totals.num_read if totals.num_read else 0.0
+    if limits.max_quarantined_share is not None and share > limits.max_quarantined_share:
+        return f"{share:.2%} of rows quarantined, the recipe allows {limits.max_quarantined_share:.2%}"
+    return None
+
+
+if __name__ == "__main__":
+    from pipelines.cli import main
+
+    main(["pack", *sys.argv[1:]])

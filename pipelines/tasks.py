@@ -1,0 +1,192 @@
+"""The tasks a pack job is made of: plain picklable values and generators that know nothing of Ray.
+
+Every task yields `Step`s while it works and its result last, and tells a guard which rows it is working on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from packer.convert import ConvertTask, Guard, RowSource, SourceConfig, Step, convert_range
+from packer.format import layout
+from packer.format.errors import RowError
+from packer.format.layout import PartId, file_hash
+from packer.format.manifest import PartManifest, decode_manifest
+from packer.loading import ImageLoader, Outcome
+from packer.readahead import ReadAhead
+from packer.references import ReferenceReader
+from packer.retry import RetryTask, retry_part
+from packer.samples import Row, Sample
+from packer.sources import InputRange, LineReader, RawLine
+from packer.storage import Storage, open_storage
+
+SCOUT_ROWS = 1000
+"""Rows of a source looked at before its ranges are cut; if all are refused and there are so many, the source fails."""
+_SCOUT_ENOUGH_ROWS = 100
+_SCOUT_ENOUGH_BYTES = 256 << 20
+_RANGE_OUTPUT_BYTES = 16 << 30
+_MIN_RANGE_BYTES = 1 << 20
+_RECORD_OVERHEAD_BYTES = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoutTask:
+    """Look at the first rows of a source."""
+
+    source: SourceConfig
+    work: InputRange
+    """Its first file that is not empty, as one range."""
+    condemned: frozenset[int] = field(default_factory=frozenset)
+
+
+@dataclass(slots=True, kw_only=True)
+class Scouted:
+    """What the first rows of a source showed."""
+
+    num_rows: int = 0
+    num_good: int = 0
+    num_images: int = 0
+    input_bytes: int = 0
+    """Lines of those rows."""
+    image_bytes: int = 0
+    record_bytes: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    first_refusal: str = ""
+
+    @property
+    def all_refused(self) -> bool:
+        """Whether the source's schema or roots are plainly wrong: 1,000 rows and not one good."""
+        return self.num_rows >= SCOUT_ROWS and self.num_good == 0
+
+    @property
+    def range_bytes(self) -> int:
+        """Bytes of input that give about 16 GiB of output, as a power of two."""
+        output = self.image_bytes + self.record_bytes
+        if not output or not self.input_bytes:
+            return _RANGE_OUTPUT_BYTES
+        wanted = _RANGE_OUTPUT_BYTES * self.input_bytes / output
+        return int(2 ** min(max(round(math.log2(wanted)), round(math.log2(_MIN_RANGE_BYTES))), 34))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeTask:
+    """Work on suspect rows one at a time, alone, and throw the result away: does one of them kill its worker?"""
+
+    source: SourceConfig
+    work: InputRange
+    first: int
+    last: int
+    condemned: frozenset[int] = field(default_factory=frozenset)
+
+
+Task = ScoutTask | ConvertTask | RetryTask | ProbeTask
+Result = Scouted | PartManifest
+
+
+def run_task(task: Task, dataset_url: str, guard: Guard) -> Iterator[Step | Result]:
+    """Run any task. Errors as `packer.convert.convert_range`."""
+    if isinstance(task, ConvertTask):
+        storage = open_storage(dataset_url)
+        resumed = resume(task, storage)
+        if resumed is not None:
+            yield from convert_range(resumed, storage, guard)
+    elif isinstance(task, RetryTask):
+        yield from retry_part(task, open_storage(dataset_url), guard)
+    elif isinstance(task, ScoutTask):
+        yield from _scout(task, guard)
+    else:
+        yield from _probe(task, guard)
+
+
+def resume(task: ConvertTask, storage: Storage) -> ConvertTask | None:
+    """The task from behind the last committed part of its range on; None when the range is whole."""
+    source, work = task.source.name, task.work
+    roll, resume_at = task.next_roll, task.resume_at
+    while True:
+        part_id = PartId(file_hash(work.file), work.range_index, roll)
+        name = layout.part_file(source, str(part_id), layout.MANIFEST_SUFFIX)
+        if storage.stat(name) is None:
+            return dataclasses.replace(task, next_roll=roll, resume_at=resume_at)
+        manifest = decode_manifest(storage.read_bytes(name), name)
+        if manifest.is_last_of_range:
+            return None
+        roll, resume_at = roll + 1, manifest.input.byte_end
+
+
+def _scout(task: ScoutTask, guard: Guard) -> Iterator[Step | Scouted]:
+    found = Scouted()
+    rows = RowSource(task.source, task.work.file, guard=guard, condemned=task.condemned)
+    with (
+        ReferenceReader(task.source.references) as reader,
+        LineReader(task.work, max_line_bytes=task.source.max_line_bytes) as lines,
+    ):
+        loader = ImageLoader(reader, task.source.images)
+        ahead = ReadAhead(rows.rows(_first_rows(lines, SCOUT_ROWS)), loader, on_image=guard.progress)
+        try:
+            for row, outcomes in ahead:
+                if not row.line.is_blank:
+                    _note(found, rows, row, outcomes)
+                guard.finish(row.line.byte_end)
+                yield Step(row.line.byte_end - row.line.byte_offset, 0, 0)
+                if _is_enough(found):
+                    break
+        finally:
+            ahead.close()
+    yield found
+
+
+def _first_rows(lines: LineReader, count: int) -> Iterator[RawLine]:
+    for line in lines:
+        yield line
+        count -= not line.is_blank
+        if count <= 0:
+            return
+
+
+def _is_enough(found: Scouted) -> bool:
+    return found.num_good >= _SCOUT_ENOUGH_ROWS or found.image_bytes >= _SCOUT_ENOUGH_BYTES
+
+
+def _note(found: Scouted, rows: RowSource, row: Row, outcomes: Iterator[Outcome]) -> None:
+    found.num_rows += 1
+    found.input_bytes += row.line.byte_end - row.line.byte_offset
+    try:
+        sample = rows.sample(row, outcomes)
+    except RowError as error:
+        found.reasons[error.reason.value] += 1
+        found.first_refusal = found.first_refusal or f"{row.line.byte_offset}: {error}"
+        return
+    found.num_good += 1
+    found.num_images += len(sample.images)
+    found.image_bytes += sum(image.size for image in sample.distinct_images())
+    found.record_bytes += _record_bytes(sample)
+    sample.spool.close()
+
+
+def _record_bytes(sample: Sample) -> int:
+    text = sum(len(str(item)) for item in sample.body.items) + sum(map(len, sample.extra.values()))
+    return text + _RECORD_OVERHEAD_BYTES * (1 + len(sample.images))
+
+
+def _probe(task: ProbeTask, guard: Guard) -> Iterator[Step]:
+    rows = RowSource(task.source, task.work.file, guard=guard, condemned=task.condemned)
+    with (
+        ReferenceReader(task.source.references) as reader,
+        LineReader(task.work, max_line_bytes=task.source.max_line_bytes, resume_at=task.first) as lines,
+    ):
+        loader = ImageLoader(reader, task.source.images)
+        for line in lines:
+            if line.byte_offset > task.last:
+                return
+            for row in rows.rows(iter([line]), lambda: "cut"):
+                outcomes = (loader.load(ref) for ref in row.references)
+                try:
+                    rows.sample(row, outcomes).spool.close()
+                except RowError:
+                    pass
+            guard.finish(line.byte_end)
+            yield Step(line.byte_end - line.byte_offset, 0, 0)
