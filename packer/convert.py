@@ -6,6 +6,7 @@ So a rerun goes on behind the last part that was committed.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from packer.format.manifest import PartManifest
 from packer.format.quarantine import QuarantineLine, quarantine_text
 from packer.format.reasons import Reason
 from packer.format.record import Body
-from packer.loading import ImageLoader, ImagePolicy, LoadedImage, Outcome
+from packer.loading import ImageLoader, ImagePolicy, LoadedImage, Outcome, internal_error
 from packer.part import PartWriter
 from packer.readahead import ReadAhead
 from packer.references import ReferenceReader, ReferenceRules, safe_ref
@@ -136,12 +137,14 @@ class RowSource:
             except RowError as error:
                 row.error = error
             except Exception as error:
-                row.error = _internal(error)
+                row.error = internal_error(error)
             yield row
 
     def _fill(self, row: Row, fault: Any) -> None:
         line = row.line
         if line.byte_offset in self._condemned:
+            with contextlib.suppress(RowError):
+                row.fields = parse_row(row.text)  # for its id
             raise RowError(Reason.KILLS_WORKER, KILLS_WORKER_DETAIL)
         if line.too_long:
             limit = self.source.max_line_bytes
@@ -197,9 +200,9 @@ class RowSource:
             )
         except BaseException as error:
             spool.close()
-            if not isinstance(error, Exception) or isinstance(error, BayplanError) or may_pass(error):
+            if not isinstance(error, Exception) or isinstance(error, BayplanError | OSError) or may_pass(error):
                 raise
-            raise _internal(error) from error
+            raise internal_error(error) from error
 
     def _images(self, mapped: Mapped, outcomes: Iterator[Outcome], spool: Spool) -> tuple[list[LoadedImage | None], Counter[str]]:
         """The images, None for those the policy drops; the drops by reason."""
@@ -223,7 +226,7 @@ class RowSource:
     def _extra(self, row: Row) -> dict[str, bytes]:
         assert row.mapped is not None
         schema, keep = self.source.schema, self.source.keep
-        used = row.mapped.used_fields | {schema.id_field}
+        used = row.mapped.used_fields | ({schema.id_field} if self._own_id(row) is not None else set())
         names = [name for name in row.fields if (name not in used if keep is None else name in keep)]
         if not names and row.mapped.message_field is None:
             return {}
@@ -237,11 +240,15 @@ class RowSource:
 
     def sample_id(self, row: Row) -> str:
         """The row's own id, exactly as written, or one made of its file and place."""
+        known = self._own_id(row)
+        return known if known is not None else f"{self._hash}:{row.line.byte_offset}"
+
+    def _own_id(self, row: Row) -> str | None:
         schema = self.source.schema
         known = sample_id(row.fields, schema)
         if known is None and isinstance(row.fields.get(schema.id_field), float):
             known = raw_fields(row.text)[schema.id_field].decode()
-        return known if known is not None else f"{self._hash}:{row.line.byte_offset}"
+        return known
 
     def quarantine_line(self, row: Row, error: RowError) -> QuarantineLine:
         """The quarantine line of a refused row."""
@@ -342,10 +349,6 @@ class _Conversion:
             fault=self._lines.fault if is_last_of_range else None,
         )
         self._committed.append(manifest)
-
-
-def _internal(error: Exception) -> RowError:
-    return RowError(Reason.INTERNAL_ERROR, f"{type(error).__name__}: {str(error)[:200]}")
 
 
 def _fragment(value: bytes) -> Any:

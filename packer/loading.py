@@ -8,9 +8,11 @@ from typing import Any
 
 from packer.format.bundle import crc32
 from packer.format.digest import image_digest
-from packer.format.errors import RowError
+from packer.format.errors import BayplanError, RowError
+from packer.format.reasons import Reason
 from packer.images import CheckLevel, Conversion, ImageFacts, ImageLimits, convert, inspect
 from packer.references import ReferenceReader, stored_ref
+from packer.storage import may_pass
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,9 +75,18 @@ class ImageLoader:
                 facts, digest = inspect(data, ImageLimits(), CheckLevel.HEADER), image_digest(data)
         except RowError as error:
             return error
+        except Exception as error:
+            if isinstance(error, BayplanError | OSError) or may_pass(error):
+                raise
+            return internal_error(error)
         return LoadedImage(
             data=data, size=len(data), digest=digest, crc32=crc32(data), facts=facts, ref=kept_ref, converted_from=origin
         )
+
+
+def internal_error(error: Exception) -> RowError:
+    """An error of our own on one row or image, as the reason it is quarantined for."""
+    return RowError(Reason.INTERNAL_ERROR, f"{type(error).__name__}: {str(error)[:200]}")
 
 
 def _facts_json(facts: ImageFacts, digest: str, size: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import Counter
 from dataclasses import dataclass
@@ -94,9 +95,10 @@ class PartWriter:
 
     def add(self, sample: Sample) -> None:
         """Store a sample's images and write its record."""
-        stored = [self._store(image, sample.spool) for image in sample.images]
-        line = sample.encode(self.bundle_name, stored)
-        self._file(layout.RECORDS_SUFFIX).write(line)
+        with writes_to(self._storage.url):
+            stored = [self._store(image, sample.spool) for image in sample.images]
+            line = sample.encode(self.bundle_name, stored)
+            self._file(layout.RECORDS_SUFFIX).write(line)
         self._offsets.append(self._offsets[-1] + len(line))
         self._num_images += len(stored)
         self._num_non_finite += sample.num_non_finite
@@ -111,7 +113,8 @@ class PartWriter:
 
     def quarantine(self, line: QuarantineLine) -> None:
         """Write a quarantine line."""
-        self._file(layout.QUARANTINE_SUFFIX).write(line.encode())
+        with writes_to(self._storage.url):
+            self._file(layout.QUARANTINE_SUFFIX).write(line.encode())
         self._reasons[line.reason.value] += 1
 
     def _file(self, suffix: str) -> IO[bytes]:
@@ -195,8 +198,12 @@ class PartWriter:
 
     def abandon(self) -> None:
         """Close and remove what was staged."""
+        if self._bundle is not None:
+            self._bundle.abandon()
         for growing in self._growing.values():
-            growing.file.close()
+            with contextlib.suppress(OSError):  # a full disk refuses the last bytes once more
+                growing.file.close()
+        for growing in self._growing.values():
             self._storage.discard(growing.staged)
         self._growing.clear()
 

@@ -23,6 +23,9 @@ _SIGNED = re.compile(
     re.IGNORECASE,
 )
 
+_QUOTED_USER = re.compile(r"://[^/\s@]*:[^\s@]*@")
+_QUOTED_QUERY = re.compile(r"\?[^\s'\")]+")
+
 
 def split_member(ref: str) -> tuple[str, str | None]:
     """`archive.zip!/a/b.jpg` as archive and member; the member is None for anything else."""
@@ -46,6 +49,11 @@ def safe_place(url: str, member: str | None = None) -> str:
     return one_line(without_query(url if member is None else f"{url}!/{member}"), PLACE_CHARS)
 
 
+def scrubbed(text: str) -> str:
+    """A library's own words for a message: one line, without the user info and query strings it may quote."""
+    return one_line(_QUOTED_QUERY.sub("?...", _QUOTED_USER.sub("://", " ".join(text.split()))), PLACE_CHARS)
+
+
 def one_line(text: str, limit: int) -> str:
     """At most `limit` printable characters; says how many there were."""
     if len(text) > limit:
@@ -65,9 +73,15 @@ def _clean(ref: str, *, keep_plain_query: bool) -> str:
     return url if member is None else f"{url}!/{member}"
 
 
+def has_password(url: str) -> bool:
+    """Whether a URL carries `user:password@`."""
+    found = _USER_INFO.match(url) if "@" in url else None
+    return found is not None and ":" in url[found.end("scheme") : found.end()]
+
+
 def _without_user(url: str) -> str:
     if "@" not in url or (found := _USER_INFO.match(url)) is None:
         return url
-    if url.lower().startswith(_CONTAINER_SCHEMES) and ":" not in url[found.end("scheme") : found.end()]:
+    if url.lower().startswith(_CONTAINER_SCHEMES) and not has_password(url):
         return url
     return found["scheme"] + url[found.end() :]

@@ -1,4 +1,4 @@
-"""An image reference of a row -> its bytes, or why there are none. Kinds of reference: DESIGN section 5, told apart here.
+"""An image reference of a row -> its bytes, or why there are none. The kinds of reference are told apart here.
 
 Only relative paths are confined to `image_root`; an absolute path or URL was written out by whoever made the row.
 """
@@ -17,8 +17,8 @@ from packer.format.reasons import Reason
 from packer.http_images import fetch
 from packer.inline import decode_bare_base64, decode_data_url, is_bare_base64, is_data_url, mime_type
 from packer.local_files import read_file
-from packer.redact import one_line, safe_place, split_member, without_query, without_signature
-from packer.refusals import empty, row_error, too_large, unsupported
+from packer.redact import has_password, one_line, split_member, without_query, without_signature
+from packer.refusals import empty, row_error, scrubbed_fault, too_large, unsupported
 
 SAFE_CHARS = 200
 STORE_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hdfs", "webhdfs", "oci", "memory", "hf"})
@@ -115,6 +115,10 @@ class ReferenceReader:
             known = ", ".join(sorted(STORE_SCHEMES | {"file"}))
             hint = "an archive is read from a file or store, so download it first" if scheme in ("http", "https") else known
             raise unsupported(f"{safe_ref(path)}: found scheme {scheme[:50]}, expected: {hint}")
+        if has_password(path):
+            raise unsupported(
+                f"{safe_ref(path)}: found a password in the URL; give the store its keys by its own settings instead"
+            )
         return path
 
 
@@ -192,9 +196,9 @@ def _read_remote(url: str, max_bytes: int) -> bytes:
     except storage.TooLarge as error:
         raise too_large(url, error.size, max_bytes) from error
     except StorageFault as error:
-        raise StorageFault(str(error).replace(url, safe_place(url))) from error
+        raise scrubbed_fault(error, url) from None
     except (OSError, ValueError, ImportError) as error:
-        raise row_error(error, url) or StorageFault(f"{safe_place(url)}: {error}") from error
+        raise row_error(error, url) or scrubbed_fault(error, url) from None
     if not data:
         raise empty(url)
     return data

@@ -10,7 +10,7 @@ from typing import TypeVar
 from packer import storage
 from packer.format.errors import RowError, StorageFault
 from packer.format.reasons import Reason
-from packer.redact import safe_place
+from packer.redact import safe_place, scrubbed
 
 T = TypeVar("T")
 
@@ -35,9 +35,14 @@ def with_row_errors(operation: Callable[[], T], url: str) -> T:
             raise
 
     try:
-        return storage.with_retries(once, safe_place(url))
+        return storage.with_retries(once, url)
     except StorageFault as error:
-        raise StorageFault(str(error).replace(url, safe_place(url))) from error
+        raise scrubbed_fault(error, url) from None
+
+
+def scrubbed_fault(error: Exception, url: str) -> StorageFault:
+    """A fault of the store at `url`, without the user info and query strings its text may quote."""
+    return StorageFault(f"{safe_place(url)}: {scrubbed(str(error).removeprefix(f'{url}: '))}")
 
 
 def row_error(error: Exception, url: str) -> RowError | None:
@@ -52,9 +57,9 @@ def row_error(error: Exception, url: str) -> RowError | None:
     if isinstance(error, PermissionError) or number in _UNREADABLE_ERRNOS:
         return unreadable(url, f"cannot be opened: {os.strerror(number) if number else 'permission denied'}")
     if isinstance(error, ImportError):
-        return unsupported(f"{place}: this store needs a package that is not installed: {error}")
+        return unsupported(f"{place}: this store needs a package that is not installed: {scrubbed(str(error))}")
     if isinstance(error, ValueError):
-        return unsupported(f"{place}: not a usable path or URL: {error}")
+        return unsupported(f"{place}: not a usable path or URL: {scrubbed(str(error))}")
     return None
 
 

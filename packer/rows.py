@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from packer.format.errors import RowError
 from packer.format.reasons import Reason
 
 MAX_NESTING = 200
+_STRINGS_AND_NUMBERS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|-?(?:NaN|Infinity)|-?[0-9][0-9.eE+-]*', re.DOTALL)
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW_MESSAGES = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
@@ -50,22 +52,21 @@ def raw_message_fields(messages: bytes, known: Iterable[str]) -> list[dict[str, 
 
 
 def null_non_finite(text: bytes) -> tuple[bytes, int]:
-    """The line with every NaN, Infinity and number beyond a double turned into null, and how many there were."""
+    """The line with every NaN, Infinity and number beyond a double turned into null, and how many there were.
+
+    All other bytes stay as they are. The line must be JSON but for such numbers.
+    """
     count = 0
 
-    def constant(_: str) -> None:
+    def checked(match: re.Match[bytes]) -> bytes:
         nonlocal count
+        token = match[0]
+        if token[:1] == b'"' or math.isfinite(float(token)):
+            return token
         count += 1
+        return b"null"
 
-    def number(digits: str) -> float | None:
-        value = float(digits)
-        if math.isfinite(value):
-            return value
-        constant(digits)
-        return None
-
-    value = json.loads(text, parse_constant=constant, parse_float=number)
-    return (json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), count) if count else (text, 0)
+    return _STRINGS_AND_NUMBERS.sub(checked, text), count
 
 
 def _json_type(value: object) -> str:
@@ -98,7 +99,7 @@ def _why_refused(text: bytes, error: orjson.JSONDecodeError) -> RowError:
         return value
 
     try:
-        value = json.loads(decoded, parse_constant=found.append, parse_float=number, parse_int=str)
+        value = json.loads(decoded, parse_constant=found.append, parse_float=number, parse_int=number)
     except RecursionError:
         return RowError(Reason.NESTING_TOO_DEEP, f"more than {MAX_NESTING} levels of lists and objects")
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from packer.format.record import Body, ImageEntry, encode_record
 from packer.loading import LoadedImage
 from packer.schemas import Mapped
 from packer.sources import RawLine
+from packer.storage import writes_to
 
 SPOOL_BYTES = 64 << 20
 """Image bytes of one record that are held in memory; the rest goes to a temporary file."""
@@ -103,10 +105,12 @@ class Spool:
             self._memory[image.digest] = data
             self._num_bytes += len(data)
             return
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="bayplan-spool-")
-        self._on_disk[image.digest] = (self._file.seek(0, 2), len(data))
-        self._file.write(data)
+        with writes_to(tempfile.gettempdir()):
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="bayplan-spool-")
+            self._on_disk[image.digest] = (self._file.seek(0, 2), len(data))
+            self._file.write(data)
+            self._file.flush()
 
     def get(self, digest: str) -> bytes:
         """The bytes of a content."""
@@ -121,4 +125,5 @@ class Spool:
         """Give the bytes up."""
         self._memory.clear()
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what a full disk refused is not needed any more
+                self._file.close()

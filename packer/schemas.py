@@ -304,7 +304,7 @@ def _python_mapping(module_name: str, function_name: str) -> Mapping_:
         mapped.used_fields = frozenset(result.get("used", ()))
         mapped.message_field = None
         try:
-            orjson.dumps(mapped.body.items)
+            orjson.dumps([mapped.body.items, mapped.references])
         except TypeError as error:
             raise RowError(Reason.NOT_WRITABLE, f"{function_name}'s result cannot be written as JSON: {error}") from error
         return mapped

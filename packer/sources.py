@@ -193,8 +193,12 @@ class LineReader:
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             raise InputError(f"{work.url}: cannot be read: {error}") from error
         self._inflated: _Inflated | None = None
-        self._stream = self._open_stream()
-        self._position = self._seek(resume_at)
+        try:
+            self._stream = self._open_stream()
+            self._position = self._seek(resume_at)
+        except BaseException:
+            self._file.close()
+            raise
 
     @property
     def position(self) -> int:

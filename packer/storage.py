@@ -12,9 +12,11 @@ import os
 import posixpath
 import random
 import secrets
+import shutil
 import stat as stat_module
 import tempfile
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -185,14 +187,13 @@ class Staged:
 
 
 class Storage(ABC):
-    """One dataset's folder or bucket prefix. Names are relative to it, with forward slashes.
-
-    `on_operation(verb, name)` is called before every operation that touches the store; tests end the process there.
-    """
+    """One dataset's folder or bucket prefix. Names are relative to it, with forward slashes."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.on_operation: Callable[[str, str], None] = lambda verb, name: None
+
+    def on_operation(self, verb: str, name: str) -> None:
+        """Called before every operation that touches the store: the places where tests let a process end."""
 
     @abstractmethod
     def stat(self, name: str) -> FileStat | None:
@@ -396,7 +397,8 @@ class ObjectStorage(Storage):
     def __init__(self, url: str) -> None:
         super().__init__(url.rstrip("/"))
         self._fs, self._prefix = url_to_fs(self.url)
-        self._scratch = tempfile.TemporaryDirectory(prefix="bayplan-", ignore_cleanup_errors=True)
+        self._scratch = tempfile.mkdtemp(prefix="bayplan-")
+        weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}" if name else str(self._prefix)
@@ -441,7 +443,7 @@ class ObjectStorage(Storage):
 
     def stage(self, name: str) -> Staged:
         self.on_operation("stage", name)
-        return Staged(name, os.path.join(self._scratch.name, f"{secrets.token_hex(8)}-{posixpath.basename(name)}"))
+        return Staged(name, os.path.join(self._scratch, f"{secrets.token_hex(8)}-{posixpath.basename(name)}"))
 
     def publish(self, staged: Staged, *, size: int, digest: str) -> None:
         key, where = self._key(staged.name), join_url(self.url, staged.name)

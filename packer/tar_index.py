@@ -34,14 +34,16 @@ def build_tar(file: ArchiveFile, *, window: int) -> bytes:
             while (block := cursor.peek(at, BLOCK)) and block.count(0) < BLOCK:
                 cursor.seek(at)
                 info = tarfile.TarInfo.fromtarfile(tar)
-                if info.size < 0 or tar.offset <= at or info.offset_data + _data_size(info) > file.size:
-                    raise _damaged(file, f"it ends inside or after a wrong header of member {info.name[:200]!a}")
+                if info.size < 0 or tar.offset <= at:
+                    raise _damaged(file, f"the header at byte {at} gives a wrong size")
                 _add(builder, info, cursor)
                 at = tar.offset
     except (BayplanError, OSError):
         raise
     except Exception as error:  # tarfile raises whatever comes on damaged headers
         raise _damaged(file, f"the header at byte {at} is broken ({type(error).__name__}: {error})") from error
+    if at > file.size:
+        raise _damaged(file, f"its last block should end at byte {at}, the file ends at {file.size}")
     return builder.rows()
 
 

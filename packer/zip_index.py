@@ -64,7 +64,7 @@ def build_zip(file: ArchiveFile) -> bytes:
 
 def has_zip_end(file: ArchiveFile) -> bool:
     """Whether the file ends like a zip, whatever it begins with."""
-    return any(_ends(_tail(file)[1]))
+    return bool(_ends(_tail(file)[1]))
 
 
 def _tail(file: ArchiveFile) -> tuple[int, bytes]:
@@ -72,13 +72,15 @@ def _tail(file: ArchiveFile) -> tuple[int, bytes]:
     return file.size - size, file.read_at(file.size - size, size)
 
 
-def _ends(tail: bytes) -> Iterator[int]:
-    """Where end records stand whose comment ends with the file, last first. An inner zip's record does not qualify."""
+def _ends(tail: bytes) -> list[int]:
+    """Where end records may stand, those first whose comment ends with the file, the later before the earlier."""
+    found = []
     at = tail.rfind(_END_MAGIC)
     while at >= 0:
-        if at + _END.size <= len(tail) and at + _END.size + _END.unpack_from(tail, at)[7] == len(tail):
-            yield at
+        if at + _END.size <= len(tail):
+            found.append((at + _END.size + _END.unpack_from(tail, at)[7] != len(tail), -at))
         at = tail.rfind(_END_MAGIC, 0, at)
+    return [-negative for _, negative in sorted(found)]
 
 
 def _find_directory(file: ArchiveFile) -> _Directory:

@@ -134,15 +134,17 @@ def _job(address: str | None, workers: int | None) -> Iterator[tuple[Any, Callab
         nonlocal stopped
         stopped = True
 
-    connect(address, workers)
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with ProgressDisplay(_console()) as progress:
-            yield progress, lambda: stopped
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        ray.shutdown()
+    console = _console()
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints its warnings to stdout, which is for results
+        connect(address, workers)
+        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with ProgressDisplay(console) as progress:
+                yield progress, lambda: stopped
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            ray.shutdown()
 
 
 def _console() -> Console:
@@ -264,3 +266,7 @@ def status(dataset_url: str, as_json: bool) -> None:
     from pipelines.status import print_status
 
     print_status(dataset_url, as_json)
+
+
+if __name__ == "__main__":
+    main()

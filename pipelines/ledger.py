@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -125,18 +124,20 @@ def _difference(
 def _left(
     config: SourceConfig, ranges: Sequence[InputRange], parts: Sequence[PartManifest], max_rows: int | None
 ) -> Iterable[ConvertTask]:
-    rolls: dict[int, list[PartManifest]] = defaultdict(list)
+    """A task for every range that is not whole, from behind its unbroken first parts on."""
+    rolls: dict[int, dict[int, PartManifest]] = defaultdict(dict)
     for part in parts:
         if part.supersedes is None:
-            rolls[part.identity.range_index].append(part)
+            rolls[part.identity.range_index][part.identity.roll] = part
     for work in ranges:
         done = rolls[work.range_index]
-        if any(part.is_last_of_range for part in done):
-            continue
-        task = ConvertTask(source=config, work=work, max_rows=max_rows)
-        if done:
-            task = dataclasses.replace(task, next_roll=len(done), resume_at=done[-1].input.byte_end)
-        yield task
+        last, next_roll = None, 0
+        while next_roll in done:
+            last, next_roll = done[next_roll], next_roll + 1
+        if last is None:
+            yield ConvertTask(source=config, work=work, max_rows=max_rows)
+        elif not last.is_last_of_range:
+            yield ConvertTask(source=config, work=work, next_roll=next_roll, resume_at=last.input.byte_end, max_rows=max_rows)
 
 
 def drop_parts(storage: Storage, parts: Iterable[PartManifest]) -> None:

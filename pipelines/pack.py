@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from packer.convert import SourceConfig
@@ -66,8 +66,11 @@ class _Prepared:
     ledger: SourceLedger | None = None
 
 
+RunTasks = Callable[[Sequence[tuple[str, Task]], Listener], Outcome]
+
+
 class PackJob:
-    """One run of a recipe."""
+    """One run of a recipe. `run_tasks` runs its tasks; on Ray unless a test says otherwise."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class PackJob:
         replace_changed: bool = False,
         listener: Listener | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        run_tasks: RunTasks | None = None,
     ) -> None:
         output = recipe.output if limit is None else f"{recipe.output.rstrip('/')}.limit-{limit}"
         self.storage: Storage = open_storage(output)
@@ -85,6 +89,7 @@ class PackJob:
         self._replace_changed = replace_changed
         self._listener = listener or Listener()
         self._should_stop = should_stop
+        self._run_tasks = run_tasks or self._on_ray
         self._report = JobReport(output=output, sources={source.name: SourceReport() for source in recipe.sources})
 
     def run(self) -> JobReport:
@@ -161,7 +166,7 @@ class PackJob:
                 continue
             work = InputRange(url=first.stat.name, file=first.file, file_size=first.stat.size)
             tasks.append((item.source.name, ScoutTask(source=item.config, work=work)))
-        outcome = self._execute(tasks, _Relay(self._listener))
+        outcome = self._run_tasks(tasks, _Relay(self._listener))
         for item in prepared:
             name = item.source.name
             if name in outcome.failures:
@@ -177,7 +182,7 @@ class PackJob:
                         f"`fields` and `image_root`; the first, at byte {scouted.first_refusal}",
                     )
 
-    def _execute(self, tasks: list[tuple[str, Task]], listener: Listener) -> Outcome:
+    def _on_ray(self, tasks: Sequence[tuple[str, Task]], listener: Listener) -> Outcome:
         if not tasks:
             return Outcome()
         timeouts = {source.name: source.row_timeout_seconds for source in self._recipe.sources}
@@ -201,8 +206,10 @@ class PackJob:
             self._fail(name, _changed_message(ledger, item.source, old_recipe))
 
     def _convert(self, prepared: list[_Prepared]) -> None:
-        tasks = [(item.source.name, task) for item in prepared if item.ledger for task in item.ledger.tasks]
-        outcome = self._execute(list(tasks), self._listener)
+        tasks: list[tuple[str, Task]] = [
+            (item.source.name, task) for item in prepared if item.ledger for task in item.ledger.tasks
+        ]
+        outcome = self._run_tasks(tasks, self._listener)
         for name, reason in outcome.failures.items():
             self._fail(name, reason)
 

@@ -38,7 +38,6 @@ _DEATHS = (
     ray.exceptions.WorkerCrashedError,
     ray.exceptions.OutOfMemoryError,
     ray.exceptions.NodeDiedError,
-    ray.exceptions.LocalRayletDiedError,
     ray.exceptions.ObjectLostError,
     ray.exceptions.OwnerDiedError,
     ray.exceptions.RaySystemError,
@@ -284,6 +283,8 @@ class RayExecutor:
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
         if isinstance(cause, ray.exceptions.RuntimeEnvSetupError):
             raise BayplanError(f"Ray could not set up its workers: {cause}") from error
+        if isinstance(error, ray.exceptions.LocalRayletDiedError):
+            raise BayplanError("the Ray node this job runs on died; what is committed stays: run the same command again") from error
         if isinstance(error, _DEATHS):
             self._died(unit, error)
         elif isinstance(cause, OutputError):

@@ -98,7 +98,7 @@ class Reporter:
         sources = self._document.data["sources"]
         names = [source.get("name") if isinstance(source, dict) else None for source in sources]
         name = names[index]
-        if not isinstance(name, str):
+        if not isinstance(name, str) or len(name) > 63:
             return f"source {index + 1}"
         return f"source {name!r}" if names.count(name) == 1 else f"source {index + 1} ({name!r})"
 
@@ -130,7 +130,7 @@ class Reporter:
             return f"{written} (YAML reads it as {str(value).lower()})"
         json_type = "string" if isinstance(value, str) else "boolean" if isinstance(value, bool) else "number"
         shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else written
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        shown = _cut(shown)
         return shown if json_type in _types(_nodes(path)) else f"{shown} ({_KINDS[json_type]})"
 
 
@@ -199,6 +199,10 @@ def _way_out(path: Path, value: object) -> str:
     return ""
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -210,8 +214,11 @@ def _is_number(text: str) -> bool:
 def _dotted(path: Path) -> str:
     text = ""
     for part in path:
-        text += f" item {part + 1}" if isinstance(part, int) else f".{part}" if text else part
-    return text.strip()
+        if isinstance(part, int):
+            text += f" item {part + 1}"
+        else:
+            text += "." + (part if part.isprintable() and len(part) <= 63 else _cut(repr(part)))
+    return text.lstrip(" .")
 
 
 def _keys(model: type[BaseModel]) -> list[str]:

@@ -85,6 +85,10 @@ class BundleWriter:
         """Write the directory. The file stays open for its owner to sync."""
         self._zip.close()
 
+    def abandon(self) -> None:
+        """Forget the file: nothing more is written to it, not even a directory."""
+        self._zip.fp = None
+
     def prove(self, path: str) -> FileDigest:
         """Read the finished file back and check every image at its recorded place.
 

@@ -37,7 +37,7 @@ class QuarantineLine:
             "byte_offset": self.byte_offset,
             "id": self.sample_id,
             "reason": self.reason.value,
-            "detail": self.detail,
+            "detail": self.detail.encode("utf-8", "backslashreplace").decode(),
             "line": self.line,
         }
         if self.line_truncated:

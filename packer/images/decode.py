@@ -43,7 +43,12 @@ _PLUGINS = {
     "sgi": ("SGI", "SgiImagePlugin", None),
 }
 _WITHOUT_METADATA = {"jpeg": jpeg.without_metadata, "png": png.without_metadata}
-_ORIENTATION, _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_BITS = 0x0112, 256, 257, 258
+_ORIENTATION, _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_BITS, _TIFF_COMPRESSION = 0x0112, 256, 257, 258, 259
+# No picture shrinks further with TIFF's LZW, JPEG, deflate (two numbers) or PackBits. JPEG 2000 has no such bound, but
+# takes 18 bytes of memory a pixel, so it is held to the same above the last number.
+_MAX_EXPANSION = 4096
+_BOUNDED_TIFFS = frozenset({5, 7, 8, 32946, 32773})
+_ALWAYS_TRIED_PIXELS = 2**26
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 _lock = threading.Lock()
@@ -98,7 +103,7 @@ def check_decodes(data: bytes, facts: ImageFacts, limits: ImageLimits) -> None:
     try:
         with opened(data, facts.format) as image:
             found = image.size
-            _load_frames(image, facts.format, facts.frames, limits)
+            _load_frames(image, facts.format, facts.frames, len(data), limits)
     except RowError:
         raise
     except Exception as error:
@@ -121,7 +126,7 @@ def read_by_decoding(data: bytes, kind: str, limits: ImageLimits, check: CheckLe
             check_limits(kind, *size, limits)
             frames = getattr(image, "n_frames", 1) if kind in ("tiff", "avif") else 1
             if check is not CheckLevel.HEADER:
-                _load_frames(image, kind, frames, limits)
+                _load_frames(image, kind, frames, len(data), limits)
     except RowError:
         raise
     except Exception as error:
@@ -129,7 +134,21 @@ def read_by_decoding(data: bytes, kind: str, limits: ImageLimits, check: CheckLe
     return upright_facts(kind, size, mode, orientation, frames)
 
 
-def _load_frames(image: ImageFile, kind: str, num_frames: int, limits: ImageLimits) -> None:
+def _check_plausible(image: ImageFile, kind: str, num_bytes: int) -> None:
+    """Refuse a page of a size that so few bytes cannot hold, before memory for it is taken."""
+    num_pixels = image.width * image.height
+    most = num_bytes * _MAX_EXPANSION
+    if kind in ("jp2", "j2k"):
+        most = max(most, _ALWAYS_TRIED_PIXELS)
+    elif kind == "tiff" and image.tag_v2.get(_TIFF_COMPRESSION) in _BOUNDED_TIFFS:  # type: ignore[attr-defined]
+        most = most * 8 // _tiff_bits(image)
+    else:
+        return
+    if num_pixels > most:
+        raise corrupt(kind, f"{num_bytes:,} bytes cannot hold the {num_pixels:,} pixels it claims")
+
+
+def _load_frames(image: ImageFile, kind: str, num_frames: int, num_bytes: int, limits: ImageLimits) -> None:
     """Decode the first frame, and further ones up to `max_pixels` in sum: a small file may hold years of them."""
     num_pixels = 0
     for index in range(num_frames):
@@ -139,6 +158,7 @@ def _load_frames(image: ImageFile, kind: str, num_frames: int, limits: ImageLimi
         if index and num_pixels > limits.max_pixels:
             return
         check_limits(kind, image.width, image.height, ImageLimits(max_pixels=limits.max_pixels))
+        _check_plausible(image, kind, num_bytes)
         image.load()
 
 
@@ -177,9 +197,14 @@ def _mode(image: ImageFile, kind: str) -> str:
     if mode.startswith("I;16") or (kind == "ppm" and mode == "I"):
         return "I;16"
     if kind == "tiff" and mode in ("LA", "RGB", "RGBA", "CMYK"):
-        bits = image.tag_v2.get(_TIFF_BITS, (8,))  # type: ignore[attr-defined]
-        return f"{mode};16" if max(bits) == 16 else mode
+        return f"{mode};16" if _tiff_bits(image) == 16 else mode
     return mode
+
+
+def _tiff_bits(image: ImageFile) -> int:
+    """Bits of a sample; a TIFF that does not say has one."""
+    bits: tuple[int, ...] = image.tag_v2.get(_TIFF_BITS, (1,))  # type: ignore[attr-defined]
+    return max(1, *bits)
 
 
 def _orientation(image: ImageFile, kind: str) -> int:

@@ -14,10 +14,13 @@ from packer.images.facts import ImageFacts, ImageLimits, check_limits, corrupt, 
 
 _FRAME = Struct(">BHHB")  # precision, height, width, components
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_ARITHMETIC = frozenset(range(0xC9, 0xD0))
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
 _SCAN, _END, _EXIF_SEGMENT = 0xDA, 0xD9, 0xE1
 _DEPTH_SUFFIX = {8: "", 12: ";12", 16: ";16"}
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+# Huffman coding spends a bit or more on each block of 64 samples, and some component has a sample for every 4th pixel.
+_MAX_PIXELS_PER_BYTE = 8 * 64 * 4
 _NOT_FILL = re.compile(rb"[^\xff]")
 # What a decoder needs besides the frame itself: the JFIF and Adobe segments say which colour space it is.
 _METADATA = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})
@@ -26,13 +29,13 @@ _METADATA = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})
 def read(data: bytes, limits: ImageLimits, strict: bool) -> ImageFacts:
     """Facts of a JPEG; `strict` demands that the file is whole."""
     frame: tuple[int, int, str] | None = None
-    exif = b""
+    frame_marker, exif = 0, b""
     marker, position, end = _next_segment(data, 2)
     while marker not in (0, _SCAN):
         if marker in _FRAME_MARKERS:
             if frame is not None:
                 raise corrupt("jpeg", f"second frame header at byte {position}, expected one")
-            frame = _frame(data, position, end)
+            frame, frame_marker = _frame(data, position, end), marker
             check_limits("jpeg", frame[0], frame[1], limits)
         elif marker == _EXIF_SEGMENT and not exif and data.startswith(PREFIX, position):
             exif = data[position:end]
@@ -43,6 +46,9 @@ def read(data: bytes, limits: ImageLimits, strict: bool) -> ImageFacts:
         raise truncated("jpeg", f"ends at byte {len(data):,} before its frame header, so no size")
     if strict and (marker != _SCAN or data.rfind(b"\xff\xd9", end) < 0):
         raise truncated("jpeg", f"no end marker (FF D9) after the pixel data, {len(data):,} bytes in all")
+    num_bytes, num_pixels = len(data) - end, frame[0] * frame[1]
+    if strict and num_pixels > num_bytes * _MAX_PIXELS_PER_BYTE and frame_marker not in _ARITHMETIC:
+        raise corrupt("jpeg", f"{num_bytes:,} bytes of pixel data cannot hold the {num_pixels:,} pixels it claims")
     return upright_facts("jpeg", frame[:2], frame[2], orientation(exif) if exif else 1)
 
 

@@ -56,8 +56,8 @@ def read(data: bytes, limits: ImageLimits, strict: bool) -> ImageFacts:
         if colour == 3 and not has_palette:
             raise corrupt("png", "palette image without a PLTE chunk before its pixels")
         if pixel_bytes * _DEFLATE_MAX_RATIO < width * height * layout[2] // 8:
-            found = f"{pixel_bytes:,} bytes of pixel data (IDAT)"
-            raise corrupt("png", f"{found} cannot hold the {width} x {height} pixels its header claims")
+            found = f"{pixel_bytes:,} bytes of pixel data"
+            raise corrupt("png", f"{found} cannot hold the {width * height:,} pixels it claims")
     mode = layout[1] if has_alpha else layout[0]
     return upright_facts("png", (width, height), mode, orientation(exif) if exif else 1, frames)
 

@@ -209,7 +209,9 @@ def test_encoded_content_is_not_the_file(serve):
     assert refusal(f"http://{server.host}/a.jpg", server.host) is Reason.UNREADABLE_IMAGE
 
 
-@pytest.mark.parametrize("url", ["http://", "http:///a.jpg", "http://h:port/a.jpg", "http://[::1/a.jpg", "http://h/\ud83d", "http://h:99999/a"])
+@pytest.mark.parametrize(
+    "url", ["http://", "http:///a.jpg", "http://h:port/a.jpg", "http://[::1/a.jpg", "http://h/\ud83d", "http://h:99999/a"]
+)
 def test_an_unusable_url_is_refused(url):
     assert refusal(url, "h") is Reason.UNSUPPORTED_REFERENCE
 

@@ -268,12 +268,61 @@ def test_ten_thousand_squared_passes_whatever_pillow_thinks(monkeypatch):
 
 def test_header_that_claims_more_than_its_pixel_bytes_can_hold():
     assert reason(png(10_000, 10_000, pixels=b"\x00")) == Reason.CORRUPT_IMAGE
+    small = encoded(noise(), "JPEG")
+    assert reason(with_frame(small, width=16_000, height=16_000)) == Reason.CORRUPT_IMAGE
+    assert inspect(with_frame(small, 0xC9, width=16_000, height=16_000), LIMITS).width == 16_000  # arithmetic coding
+
+
+def with_tiff_size(data, side):
+    for tag in (256, 257):
+        at = min(at for kind in (3, 4) if (at := data.find(struct.pack("<HHI", tag, kind, 1))) > 0)
+        data = data[:at] + struct.pack("<HHII", tag, 4, 1, side) + data[at + 12 :]
+    return data
+
+
+def test_no_memory_is_taken_for_claims_that_so_few_bytes_cannot_hold():
+    codestream = bytearray(encoded(noise(), "JPEG2000", no_jp2=True))
+    at = codestream.index(b"\xff\x51")
+    for field in (6, 22):  # size of the image, size of a tile
+        codestream[at + field : at + field + 8] = struct.pack(">II", 16_000, 16_000)
+    compressed = ("tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg")
+    tiffs = [with_tiff_size(encoded(noise(), "TIFF", compression=kind), 16_000) for kind in compressed]
+    for data in (bytes(codestream), *tiffs):
+        with pytest.raises(RowError, match=r"bytes cannot hold the 256,000,000 pixels"):
+            inspect(data, LIMITS)
+
+
+@pytest.mark.parametrize("progressive", [True, False])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_a_blank_jpeg_is_no_false_claim(mode, progressive):
+    page = Image.new(mode, (3000, 4000), "white")
+    data = encoded(page, "JPEG", quality=1, progressive=progressive, optimize=True)
+    assert inspect(data, LIMITS) == facts(3000, 4000, "jpeg", mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "compression"),
+    [("1", "group4"), *((mode, kind) for mode in ("1", "L") for kind in ("tiff_lzw", "tiff_adobe_deflate", "packbits"))],
+)
+def test_a_blank_tiff_is_no_false_claim(mode, compression):
+    page = Image.new(mode, (3000, 4000), "white")
+    data = encoded(page, "TIFF", compression=compression, strip_size=2**24)
+    assert inspect(data, LIMITS) == facts(3000, 4000, "tiff", mode)
+
+
+def icon(inner, side=16):
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, side, side, 0, 0, 1, 32, len(inner), 22) + inner
+
+
+def test_icon_whose_directory_is_wrong_has_the_size_of_its_picture():
+    with pytest.warns(UserWarning, match="not the expected size"):
+        Image.open(io.BytesIO(icon(png(20, 10))))
+    assert inspect(icon(png(20, 10)), LIMITS) == facts(20, 10, "ico", "RGB")  # and without the warning
 
 
 def test_icon_whose_picture_claims_more_than_its_directory():
-    inner = png(30_000, 30_000, pixels=b"")
-    icon = struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(inner), 22) + inner
-    assert [reason(icon, check) for check in CheckLevel] == [Reason.TOO_MANY_PIXELS] * 3
+    data = icon(png(30_000, 30_000, pixels=b""))
+    assert [reason(data, check) for check in CheckLevel] == [Reason.TOO_MANY_PIXELS] * 3
 
 
 @pytest.mark.parametrize("setting", [True, False])
@@ -386,6 +435,15 @@ def test_png_without_pixels(size):
 def test_animation_that_contradicts_itself_is_a_still():
     data = png(20, 10, extra=[chunk(b"acTL", struct.pack(">II", 3, 0))])
     assert [inspect(data, LIMITS, check).frames for check in CheckLevel] == [1, 1, 1]
+    animated = encoded(noise(), "PNG", save_all=True, append_images=[noise(), noise()])
+    cut = animated[: animated.rindex(b"fcTL") - 4] + animated[-12:]
+    assert [inspect(data, LIMITS).frames for data in (animated, cut)] == [3, 1]
+
+
+def test_transparency_after_the_pixels_does_not_count():
+    data = png(20, 10)
+    data = data[:-12] + chunk(b"tRNS", bytes(6)) + data[-12:]
+    assert inspect(data, LIMITS) == facts(20, 10, "png", "RGB")
 
 
 def test_pixels_that_do_not_inflate_are_found_by_decoding_only():
@@ -407,6 +465,11 @@ def test_webp_cut_and_patched():
     assert inspect(data + b"trailing", LIMITS, CheckLevel.DECODE) == facts(60, 40, "webp", "RGB")
 
 
+def test_webp_chunks_of_odd_length_are_padded():
+    data = encoded(noise(), "WEBP", icc_profile=b"odd", exif=exif(6))
+    assert inspect(data, LIMITS) == facts(40, 60, "webp", "RGB", orientation=6)
+
+
 def test_webp_whose_canvas_is_not_its_picture():
     data = bytearray(encoded(noise("RGBA"), "WEBP"))
     assert data[12:16] == b"VP8X"
@@ -425,6 +488,9 @@ def test_gif_quirks():
 
 def test_transparent_gif():
     image = noise("P")
+    opaque = encoded(image, "GIF", duration=100)
+    assert b"!\xf9" in opaque
+    assert inspect(opaque, LIMITS).mode == "P"
     data = encoded(image, "GIF", transparency=image.getpixel((5, 5)))
     assert [inspect(data, LIMITS, check) for check in CheckLevel] == [facts(60, 40, "gif", "PA")] * 3
 

@@ -47,8 +47,16 @@ def test_a_tracking_pixel_is_long_enough():
 
 @pytest.mark.parametrize(
     "name",
-    ["iVBORw0KGgo.png", "9j/4AAQSkZJRgABAQ", "R0lGOD/a", "Qk" + "a" * 62, "Qk/" + "b" * 60, "UklGR" + "c" * 60, "AAAA" * 16]
-    + ["iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQ.png"],
+    [
+        "iVBORw0KGgo.png",
+        "9j/4AAQSkZJRgABAQ",
+        "R0lGOD/a",
+        "Qk0" + "a" * 61,
+        "Qk1/" + "b" * 60,
+        "UklGRg" + "c" * 60,
+        "AAAA" * 16,
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQ.png",
+    ],
 )
 def test_a_path_that_looks_like_base64_is_a_path(name, tmp_path):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +64,9 @@ def test_a_path_that_looks_like_base64_is_a_path(name, tmp_path):
     assert reader(tmp_path).read(name) == b"from the file"
 
 
-@pytest.mark.parametrize("ref", ["/9j/4AAQSkZJRgABAQ", "/9j/" + "a" * 60, "/9j/4AAQSkZJRgABAQAAAQABAADAAAAAAAAAAAAAAAA/photo.jpg"])
+@pytest.mark.parametrize(
+    "ref", ["/9j/4AAQSkZJRgABAQ", "/9j/" + "a" * 60, "/9j/4AAQSkZJRgABAQAAAQABAADAAAAAAAAAAAAAAAA/photo.jpg"]
+)
 def test_an_absolute_path_below_9j_is_a_path(ref, tmp_path):
     assert reason_of(reader(tmp_path).read, ref) is Reason.MISSING_IMAGE
 
@@ -79,7 +89,12 @@ def test_data_urls_round_trip(data, head):
     text = base64.b64encode(data).decode()
     percent = "".join(f"%{byte:02x}" for byte in data)
     spaced = " ".join(text[at : at + 5] for at in range(0, len(text), 5))
-    forms = [f"{head};base64,{text}", f"{head} ; BASE64 ,{spaced}\n", f"{head};base64,{text.replace('=', '%3D')}", f"{head},{percent}"]
+    forms = [
+        f"{head};base64,{text}",
+        f"{head} ; BASE64 ,{spaced}\n",
+        f"{head};base64,{text.replace('=', '%3D')}",
+        f"{head},{percent}",
+    ]
     assert all(is_data_url(form) for form in forms)
     assert [decode_data_url(form, len(data)) for form in forms] == [data] * 4
 

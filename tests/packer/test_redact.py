@@ -1,6 +1,6 @@
 import pytest
 
-from packer.redact import safe_place, split_member, without_query, without_signature
+from packer.redact import safe_place, scrubbed, split_member, without_query, without_signature
 
 S3 = "https://b.s3.amazonaws.com/k/a.jpg"
 
@@ -23,7 +23,11 @@ S3 = "https://b.s3.amazonaws.com/k/a.jpg"
         ("s3://KEY:sec/ret+x@bucket/k", "s3://bucket/k", "s3://bucket/k"),
         ("https://h.org:8080/@u/a.jpg", "https://h.org:8080/@u/a.jpg", "https://h.org:8080/@u/a.jpg"),
         ("s3://bucket/a:b@2x.jpg", "s3://bucket/a:b@2x.jpg", "s3://bucket/a:b@2x.jpg"),
-        ("abfs://box@acct.dfs.core.windows.net/a", "abfs://box@acct.dfs.core.windows.net/a", "abfs://box@acct.dfs.core.windows.net/a"),
+        (
+            "abfs://box@acct.dfs.core.windows.net/a",
+            "abfs://box@acct.dfs.core.windows.net/a",
+            "abfs://box@acct.dfs.core.windows.net/a",
+        ),
         ("az://c/a.zip?sig=S!/m/x?y.jpg", "az://c/a.zip!/m/x?y.jpg", "az://c/a.zip!/m/x?y.jpg"),
     ],
 )
@@ -50,3 +54,8 @@ def test_a_place_is_one_line_and_says_what_was_cut():
     assert safe_place("/a\nb\x1b[31m") == "/a\\nb\\x1b[31m"
     assert len(safe_place("/" + "a" * 5000)) == 1000
     assert safe_place("/" + "a" * 5000).endswith("... (5001 characters)")
+
+
+def test_a_librarys_words_lose_what_they_quote():
+    words = "cannot GET\n 'https://u:p@h/a?sig=S' (s3://k:se/c@b): Errno 5"
+    assert scrubbed(words) == "cannot GET 'https://h/a?...' (s3://b): Errno 5"

@@ -46,7 +46,9 @@ def test_a_relative_path_starts_at_the_root_wherever_the_process_stands(root, re
     assert make_reader(f"file://{root}/").read(ref) == b"image bytes"
 
 
-@pytest.mark.parametrize("name", ["100%.jpg", "a..b", "...", "back\\slash", "std::vector.png", "colon:1", "사진 é?x=1#2.jpg", " sp ", "%2e"])
+@pytest.mark.parametrize(
+    "name", ["100%.jpg", "a..b", "...", "back\\slash", "std::vector.png", "colon:1", "사진 é?x=1#2.jpg", " sp ", "%2e"]
+)
 def test_unusual_names_inside_the_root_are_read_as_they_stand(root, name):
     (root / name).write_bytes(b"odd")
     assert make_reader(root).read(name) == b"odd"
@@ -68,8 +70,19 @@ def test_absolute_paths_and_file_urls_may_leave_the_root(root, tmp_path):
 
 @pytest.mark.parametrize(
     "ref",
-    ["../secret.jpg", "a/../../secret.jpg", "%2e%2e/secret.jpg", "..%2fsecret.jpg", "%252e%252e%252fsecret.jpg", "..\\secret.jpg"]
-    + ["a/..\\..\\secret.jpg", "./.././secret.jpg", "a/%5c..%5c..\\../secret.jpg", "..", "a/b/../../.."],
+    [
+        "../secret.jpg",
+        "a/../../secret.jpg",
+        "%2e%2e/secret.jpg",
+        "..%2fsecret.jpg",
+        "%252e%252e%252fsecret.jpg",
+        "..\\secret.jpg",
+        "a/..\\..\\secret.jpg",
+        "./.././secret.jpg",
+        "a/%5c..%5c..\\../secret.jpg",
+        "..",
+        "a/b/../../..",
+    ],
 )
 def test_a_relative_path_may_not_climb_out(root, ref):
     reason, detail = refusal(make_reader(root), ref)
@@ -77,18 +90,33 @@ def test_a_relative_path_may_not_climb_out(root, ref):
     assert "climbs out" in detail
 
 
-_STEPS = ["..", ".", "a", "b.jpg", "secret.jpg", "root", "%2e%2e", "%2E.", "..%2f..", "%252e%252e%252f", "..\\", "%5c..", "", "%", ".%2e"]
+_STEPS = [
+    "..",
+    ".",
+    "a",
+    "b.jpg",
+    "secret.jpg",
+    "root",
+    "%2e%2e",
+    "%2E.",
+    "..%2f..",
+    "%252e%252e%252f",
+    "..\\",
+    "%5c..",
+    "",
+    "%",
+    ".%2e",
+]
 
 
 @given(st.lists(st.sampled_from(_STEPS), min_size=1, max_size=7), st.sampled_from(["/", "\\", "%2f", "//"]))
 def test_no_relative_reference_ever_stands_outside_the_root(steps, separator):
     try:
         path = confined(separator.join(steps).lstrip("/"))
-    except RowError as error:
-        assert error.reason is Reason.REFERENCE_OUTSIDE_ROOT
-        return
+    except RowError:
+        return  # that everything inside is read, the tests above say
     for _ in range(4):
-        assert os.path.normpath(f"/up/root/{path}").startswith("/up/root")
+        assert (os.path.normpath(f"/up/root/{path}") + "/").startswith("/up/root/")
         path = unquote(path).replace("\\", "/")
 
 
@@ -128,7 +156,7 @@ def test_what_is_no_readable_file_is_refused_naming_its_full_place(root, ref, re
     found, detail = refusal(make_reader(root), ref)
     assert (found, f"{root}/" in detail) == (reason, True)
     if reason is Reason.IMAGE_TOO_LARGE:
-        assert "1001" in detail and "1000" in detail
+        assert "1001 bytes, expected at most 1000" in detail
 
 
 def test_an_image_of_exactly_the_limit_is_read(root):
@@ -140,6 +168,17 @@ def test_an_image_of_exactly_the_limit_is_read(root):
 def test_a_file_without_read_permission_is_unreadable(root):
     (root / "a" / "b.jpg").chmod(0)
     assert refusal(make_reader(root), "a/b.jpg")[0] is Reason.UNREADABLE_IMAGE
+
+
+def test_a_fault_of_a_store_does_not_quote_its_secrets(monkeypatch):
+    monkeypatch.setattr(storage, "RETRY_DELAYS_SECONDS", (0.0,))
+
+    def failing():
+        raise OSError(errno.EIO, "GET https://h/a?sig=s3cret failed")
+
+    with pytest.raises(StorageFault, match=r"^az://c/a\.jpg: OSError") as caught:
+        with_row_errors(failing, "az://u:s3cret@c/a.jpg?sig=s3cret")
+    assert "s3cret" not in str(caught.value)
 
 
 def test_permission_errors_of_any_store_say_unreadable():
@@ -164,15 +203,30 @@ def test_faults_that_may_pass_are_tried_again_then_become_a_storage_fault(number
         with_row_errors(lambda: failing(3), "/x")
 
 
-@pytest.mark.parametrize("ref", ["", "   ", "\n", None, 7, ["a"], "a\0b.jpg", "/a\0b.jpg", "memory://a\0b", "\ud83d.jpg", "/\ud83d.jpg"])
+@pytest.mark.parametrize(
+    "ref", ["", "   ", "\n", None, 7, ["a"], "a\0b.jpg", "/a\0b.jpg", "memory://a\0b", "\ud83d.jpg", "/\ud83d.jpg"]
+)
 def test_what_cannot_be_a_reference_is_refused(root, ref):
     assert refusal(make_reader(root), ref)[0] is Reason.UNSUPPORTED_REFERENCE
 
 
 @pytest.mark.parametrize(
     "ref",
-    ["ftp://h/a.jpg", "github://o:r@/a", "reference://x", "simplecache::s3://b/k.jpg", "zip://a.jpg::file:///x.zip", "local:///etc/passwd"]
-    + ["filecache::/etc/passwd", "blockcache::https://h/a.jpg", "s3://b/a::b", "file://host/a.jpg", "file://", "smb://h/s/a.jpg"],
+    [
+        "ftp://h/a.jpg",
+        "github://o:r@/a",
+        "reference://x",
+        "simplecache::s3://b/k.jpg",
+        "zip://a.jpg::file:///x.zip",
+        "local:///etc/passwd",
+        "filecache::/etc/passwd",
+        "blockcache::https://h/a.jpg",
+        "s3://b/a::b",
+        "file://host/a.jpg",
+        "file://",
+        "smb://h/s/a.jpg",
+        "s3://key:se/cret@b/a.jpg",
+    ],
 )
 def test_other_schemes_and_chained_urls_are_refused(root, ref):
     assert refusal(make_reader(root), ref)[0] is Reason.UNSUPPORTED_REFERENCE

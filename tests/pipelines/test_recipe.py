@@ -93,6 +93,9 @@ def test_four_mistakes_of_one_source_are_shown_at_once(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("wieght: 1", "source 'a' wieght: unknown key; did you mean 'weight'?"),
+        ("WEIGHT: 1", "source 'a' WEIGHT: unknown key; did you mean 'weight'?"),
+        ("row_timeout_seconds: .inf", "source 'a' row_timeout_seconds: found .inf, expected a number above 0"),
+        ("images: {check: DECODE}", "source 'a' images.check: found \"DECODE\", expected one of header, structure, decode; did"),
         ("max_pixels: 1", "source 'a' max_pixels: unknown key here; it belongs to images"),
         ("fields: {txt: t}", "source 'a' fields.txt: unknown field of the schema text; did you mean 'text'?"),
         ("fields: {zzz: t}", "source 'a' fields.zzz: unknown field of the schema text; expected one of text, id"),
@@ -238,7 +241,7 @@ def test_token_shares_may_miss_one_by_rounding(tmp_path: Path) -> None:
 def test_a_mixture_mistake_is_shown_beside_those_of_fields(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         recipe_of(tmp_path, SOURCE | {"val": 9}, SOURCE, nmae="x")
-    assert [problem.split(":")[0] for problem in caught.value.problems] == ["nmae", "source 1 ('a') val", "source 2 ('a') name"]
+    assert [problem.split(":")[0] for problem in caught.value.problems] == ["source 1 ('a') val", "source 2 ('a') name", "nmae"]
 
 
 def test_defaults_are_merged_under_each_source(tmp_path: Path) -> None:
@@ -347,6 +350,15 @@ def test_a_dump_writes_out_every_key(tmp_path: Path) -> None:
     assert dumped["sources"][0]["images"].keys() == keys_of(ImagePolicy)
 
 
+def test_a_dump_has_paths_as_written_only_where_they_differ(tmp_path: Path) -> None:
+    assert "as_written" not in dump_recipe(recipe_of(tmp_path, SOURCE | {"image_root": "/x/y"}), {})
+
+
+def test_names_that_differ_in_case_are_one_folder(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="found 'A', which is source 1's name"):
+        recipe_of(tmp_path, SOURCE, SOURCE | {"name": "A"})
+
+
 def test_pins_of_an_unknown_source_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="pins for 'b', expected names of the recipe's sources"):
         dump_recipe(recipe_of(tmp_path, SOURCE), {"b": Pin(root="/", range_bytes=1)})
@@ -437,3 +449,17 @@ def test_the_docs_name_the_fields_of_every_schema() -> None:
 @pytest.mark.parametrize("model", [*models().values(), Defaults])
 def test_every_key_has_a_description_for_editors(model: type[BaseModel]) -> None:
     assert [name for name, field in model.model_fields.items() if not field.description] == []
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    assert load_recipe(write(tmp_path, b"\xef\xbb\xbf" + examples()[0].encode())).name == "demo"
+
+
+def test_a_long_value_is_cut(tmp_path: Path) -> None:
+    (found,) = source_problems(tmp_path, f"weight: {'x' * 500}")
+    assert found == f"source 'a' weight: found \"{'x' * 76}... (text), expected a number above 0 (line 5)"
+
+
+def test_a_problem_stays_one_line_whatever_the_key(tmp_path: Path) -> None:
+    (found,) = source_problems(tmp_path, '"a\\nb": 1')
+    assert found.startswith("source 'a' 'a\\nb': unknown key; expected one of schema, root, ")
