@@ -121,7 +121,7 @@ class PartWriter:
         growing = self._growing.get(suffix)
         if growing is None:
             staged = self._storage.stage(layout.part_file(self._source, str(self.part_id), suffix))
-            growing = self._growing[suffix] = _Growing(staged, open(staged.path, "w+b", buffering=_BUFFER_BYTES))
+            growing = self._growing[suffix] = _Growing(staged, open(staged.path, "wb", buffering=_BUFFER_BYTES))
         return growing.file
 
     def commit(

@@ -450,8 +450,10 @@ class ObjectStorage(Storage):
         self.on_operation("put", staged.name)
         try:
             with_retries(lambda: self._fs.put_file(staged.path, key), where)
-        except PermissionError as error:
-            raise OutputError(f"cannot write to {where}: {error}: give this job write access, then run it again") from error
+        except (FileNotFoundError, PermissionError) as error:
+            raise OutputError(
+                f"cannot write to {where}: {error}: make the bucket or give this job write access, then run it again"
+            ) from error
         self.on_operation("read", staged.name)
         found = with_retries(lambda: self._stored(key, staged.path, digest), where)
         if found != (size, digest):

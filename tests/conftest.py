@@ -56,7 +56,7 @@ class Kit:
         self.inputs.mkdir()
 
     def storage(self, name="out"):
-        return LocalStorage(str(self.folder / name))
+        return LocalStorage(str(self.folder / name), fsync=False)
 
     def jsonl(self, rows, name="rows.jsonl"):
         """Write rows (objects, or lines as they stand) one a line; or a whole file given as bytes."""

@@ -6,11 +6,10 @@ Dates, modes and the creating system are fixed: the same images in the same orde
 
 from __future__ import annotations
 
-import mmap
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, cast
 
 from isal import isal_zlib
 
@@ -24,6 +23,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _UNIX = 3
 _MODE = 0o100644 << 16
 _BLOCK_BYTES = 8 << 20
+_TAIL_BYTES = 1 << 20
 
 
 def crc32(data: bytes | memoryview) -> int:
@@ -41,12 +41,48 @@ class StoredImage:
     crc32: int
 
 
+class _Tail:
+    """The end of a file, in memory: `zipfile` goes back to each member's header, which costs two flushes on a real file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._waiting = bytearray()
+        self._start = self._position = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        if whence or position < self._start:
+            raise OSError(f"cannot go to byte {position}: everything before byte {self._start} is written")
+        self._position = position
+        return position
+
+    def write(self, data: bytes) -> int:
+        place = self._position - self._start
+        self._waiting[place : place + len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing: `drain` decides when bytes are written."""
+
+    def drain(self) -> None:
+        self._file.write(self._waiting)
+        self._start += len(self._waiting)
+        self._waiting = bytearray()
+
+
 class BundleWriter:
     """Appends images to a ZIP on a seekable local file; `close` writes its directory."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True)
+        self._file = _Tail(file)
+        self._zip = zipfile.ZipFile(cast(IO[bytes], self._file), "w", zipfile.ZIP_STORED, allowZip64=True)
         self._stored: dict[str, StoredImage] = {}
 
     @property
@@ -79,11 +115,14 @@ class BundleWriter:
         self._zip.writestr(info, data)
         image = StoredImage(name=name, offset=self._file.tell() - len(data), size=len(data), crc32=crc)
         self._stored[name] = image
+        if self._file.num_waiting >= _TAIL_BYTES:
+            self._file.drain()
         return image
 
     def close(self) -> None:
         """Write the directory. The file stays open for its owner to sync."""
         self._zip.close()
+        self._file.drain()
 
     def abandon(self) -> None:
         """Forget the file: nothing more is written to it, not even a directory."""
@@ -99,19 +138,21 @@ class BundleWriter:
             FormatError: when an image's bytes at its offset are not the ones that were given.
         """
         digest = FileDigest()
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            with memoryview(mapped) as view:
-                for start in range(0, len(view), _BLOCK_BYTES):
-                    with view[start : start + _BLOCK_BYTES] as block:
-                        digest.update(block)
-                for image in self._stored.values():
-                    with view[image.offset : image.offset + image.size] as data:
-                        found = crc32(data)
-                    if found != image.crc32:
-                        raise FormatError(
-                            f"{path}: member {image.name} at offset {image.offset}: found crc32 {found:#010x} after writing, "
-                            f"expected {image.crc32:#010x}: the disk or memory of this machine is failing"
-                        )
+        with open(path, "rb", buffering=_TAIL_BYTES) as file:
+            for image in self._stored.values():
+                digest.update(file.read(image.offset - digest.size))  # the member's header
+                found, remaining = 0, image.size
+                while block := file.read(min(remaining, _BLOCK_BYTES)):
+                    digest.update(block)
+                    found = isal_zlib.crc32(block, found)
+                    remaining -= len(block)
+                if found != image.crc32 or remaining:
+                    raise FormatError(
+                        f"{path}: member {image.name} at offset {image.offset}: found crc32 {found:#010x} after writing, "
+                        f"expected {image.crc32:#010x}: the disk or memory of this machine is failing"
+                    )
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
         return digest
 
 
