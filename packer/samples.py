@@ -34,8 +34,8 @@ class Row:
 
     @property
     def references(self) -> Sequence[str]:
-        """Image references in reading order."""
-        return self.mapped.references if self.mapped is not None else ()
+        """Image references in reading order; none for a refused row, whose images nobody needs."""
+        return self.mapped.references if self.mapped is not None and self.error is None else ()
 
 
 @dataclass(slots=True, kw_only=True)

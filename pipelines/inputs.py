@@ -46,10 +46,20 @@ def list_inputs(source: Source, root: str) -> list[InputFile]:
     inputs = [InputFile(stat=stat, file=_relative(name, root)) for name, stat in found.items()]
     hashes: dict[str, str] = {}
     for item in inputs:
+        if not _is_text(item.file):
+            raise InputError(f"{item.file!r}: found a name that is not UTF-8, expected one that is: rename the file")
         other = hashes.setdefault(file_hash(item.file), item.file)
         if other != item.file:
             raise InputError(f"{item.file} and {other}: found one part name for both files, expected two: rename one of them")
     return sorted(inputs, key=lambda item: item.file)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _relative(url: str, root: str) -> str:

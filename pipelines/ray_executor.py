@@ -20,7 +20,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from packer.convert import Step
-from packer.format.errors import BayplanError, OutputError, StorageFault
+from packer.format.errors import BayplanError, OutputError, StorageFault, UsageError
 from packer.storage import may_pass
 from pipelines.crumbs import Crumb, Suspects, take_crumb
 from pipelines.recipe import Resources
@@ -127,7 +127,11 @@ class Outcome:
 
 
 def connect(address: str | None, workers: int | None) -> None:
-    """Join the cluster at `address` (or the one this process was submitted to), or start Ray on this machine."""
+    """Join the cluster at `address` (or the one this process was submitted to), or start Ray on this machine.
+
+    Raises:
+        BayplanError: when there is no such cluster or Ray does not start.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
     address = address or os.environ.get("RAY_ADDRESS")
@@ -201,6 +205,7 @@ class RayExecutor:
             OutputError: when the dataset cannot be written. Interrupted: when the user stopped the job.
         """
         self._outcome = Outcome()
+        self._check_room()
         for source, task in units:
             self._waiting.setdefault(source, deque()).append(Unit(source, task))
             self._outcome.results.setdefault(source, [])
@@ -216,6 +221,19 @@ class RayExecutor:
         finally:
             self._cancel()
         return self._outcome
+
+    def _check_room(self) -> None:
+        """Say at once when no node can hold a task: Ray would wait for one in silence."""
+        wanted = {"CPU": self._options["num_cpus"], "memory": self._options.get("memory", 0), **self._options.get("resources", {})}
+        nodes = [node["Resources"] for node in cast(Any, ray).nodes() if node["Alive"]]
+        if any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+            return
+        asked = ", ".join(f"{name} {amount:g}" for name, amount in wanted.items() if amount)
+        largest = max((node.get("CPU", 0) for node in nodes), default=0)
+        message = f"no node can hold a task of {asked}; the largest of {len(nodes)} has {largest:g} CPUs"
+        if not os.environ.get("RAY_ADDRESS") and len(nodes) == 1:
+            raise UsageError(f"{message}: lower `resources` in the recipe or raise --workers")
+        self._listener.say("ray", f"{message}: waiting for one")
 
     def _slots(self) -> int:
         if self._max_in_flight is not None:
@@ -245,7 +263,8 @@ class RayExecutor:
             time.sleep(_POLL_SECONDS)
             return
         by_steps: dict[Any, Unit] = {unit.steps: unit for unit in self._running}
-        ready, _ = ray.wait(list(by_steps), num_returns=1, timeout=_POLL_SECONDS, fetch_local=False)
+        ray.wait(list(by_steps), num_returns=1, timeout=_POLL_SECONDS, fetch_local=False)
+        ready, _ = ray.wait(list(by_steps), num_returns=len(by_steps), timeout=0, fetch_local=False)
         for steps in cast(list[Any], ready):
             unit = by_steps[steps]
             try:

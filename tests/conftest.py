@@ -173,8 +173,8 @@ def s3_server(tmp_path_factory):
     """Address of a real S3 server process on this machine."""
     log = tmp_path_factory.mktemp("s3") / "log"
     code = (
-        "from moto.server import ThreadedMotoServer; import sys; s = ThreadedMotoServer('127.0.0.1', 0, verbose=False); s.start(); "
-        "print(s.get_host_and_port()[1], flush=True); sys.stdin.read()"
+        "import sys; from moto.server import ThreadedMotoServer; s = ThreadedMotoServer('127.0.0.1', 0, verbose=False); "
+        "s.start(); print(s.get_host_and_port()[1], flush=True); sys.stdin.read()"
     )
     with open(log, "wb") as errors:
         command = [sys.executable, "-W", "ignore", "-c", code]

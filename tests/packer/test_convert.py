@@ -1,16 +1,19 @@
 import gzip
+import io
 import itertools
 import pickle
 import shutil
 import subprocess
 import tracemalloc
 import zipfile
+from unittest.mock import ANY
 
 import orjson
 import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from packer import readahead
 from packer.convert import Step, convert_range
@@ -230,7 +233,7 @@ def test_whatever_a_file_holds_read_is_written_plus_quarantined(kit, lines, suff
     try:
         parts = kit.convert(path, kit.source("text", max_line_bytes=limit))
     except InputError:
-        assert data[:2] == b"\x1f\x8b" or data[:4] == b"\x28\xb5\x2f\xfd"
+        assert data[:2] == b"\x1f\x8b" or data[:4] == b"\x28\xb5\x2f\xfd" or data[1:4] == b"\x2a\x4d\x18"
         return
     totals = total(parts)
     assert totals.num_read == totals.num_written + totals.num_quarantined
@@ -265,8 +268,6 @@ def test_a_jpeg_is_stored_byte_for_byte(kit, make_image):
 
 
 def test_a_photo_on_its_side_is_stored_untouched_and_recorded_upright(kit, make_image):
-    from PIL import Image
-
     exif = Image.Exif()
     exif[0x0112] = 6
     data = kit.image("a.jpg", make_image(size=(64, 48), kind="JPEG", exif=exif))
@@ -274,6 +275,25 @@ def test_a_photo_on_its_side_is_stored_untouched_and_recorded_upright(kit, make_
     [entry] = kit.records([part])[0]["images"]
     assert (entry["width"], entry["height"], entry["orientation"]) == (48, 64, 6)
     assert kit.stored(part, entry) == data
+
+
+@pytest.mark.parametrize(("mode", "recorded"), [("I;16", "I;16"), ("RGBA", "RGBA"), ("LA", "LA"), ("P", "P"), ("1", "1")])
+def test_depth_alpha_and_palette_are_recorded_and_the_bytes_stay(kit, mode, recorded):
+    out = io.BytesIO()
+    Image.new(mode, (5, 4)).save(out, "PNG")
+    data = kit.image("a.png", out.getvalue())
+    [part] = kit.convert([document("a.png")], kit.source())
+    [entry] = kit.records([part])[0]["images"]
+    assert (entry["mode"], kit.stored(part, entry)) == (recorded, data)
+
+
+def test_work_in_progress_of_a_dead_process_is_neither_read_nor_in_the_way(kit, tree_digest):
+    kit.convert([{"text": "a"}], kit.source("text"))
+    before = tree_digest(kit.folder / "out")
+    left = kit.folder / f"out/sources/web/.tmp-0123-{file_hash('rows.jsonl')}-r00000-p00000.zip"
+    left.write_bytes(b"PK\x03\x04 half a member")
+    kit.convert([{"text": "a"}], kit.source("text"))
+    assert tree_digest(kit.folder / "out") == before | {str(left.relative_to(kit.folder / "out")): ANY}
 
 
 def test_two_images_of_one_base_name_keep_their_own_bytes(kit):
@@ -369,14 +389,15 @@ def test_dropped_images_leave_their_turn_in_a_conversation(kit):
 
 
 def test_too_many_images_cost_the_sample_or_its_last_images_by_policy(kit):
-    for number in range(4):
-        kit.image(f"{number}.png", number=number)
-    rows = [document("0.png", "1.png", "text", "2.png", "3.png"), document("0.png", "1.png")]
+    images = [kit.image(f"{number}.png", number=number) for number in range(4)]
+    rows = [document("0.png", "1.png", "text", "2.png", "3.png"), document("3.png", "2.png")]
     strict = kit.convert(rows, kit.source(images={"max_per_sample": 2}))
     assert (total(strict).num_written, reasons(strict)) == (1, {"too_many_images": 1})
     assert "found 4, the limit is 2" in kit.quarantine(strict)[0]["detail"]
+    assert [kit.stored(strict[0], entry) for entry in kit.records(strict)[0]["images"]] == [images[3], images[2]]
     first = kit.convert(rows, kit.source(images={"max_per_sample": 2, "keeps_first": True}), out="first")
-    assert [[entry["ref"] for entry in row["images"]] for row in kit.records(first, out="first")] == [["0.png", "1.png"]] * 2
+    refs = [[entry["ref"] for entry in row["images"]] for row in kit.records(first, out="first")]
+    assert refs == [["0.png", "1.png"], ["3.png", "2.png"]]
     assert [part.images_dropped_by_reason for part in first] == [{"too_many_images": 2}]
 
 
@@ -485,6 +506,12 @@ def test_a_part_rolls_before_its_records_pass_their_limit(kit, monkeypatch):
     sizes = [[len(line) for line in kit.file(part, layout.RECORDS_SUFFIX).read_bytes().splitlines(True)] for part in parts]
     assert all(sum(lines[:-1]) + len(b'{"text":""}') + 40 <= 300 for lines in sizes)
     assert len(parts) > 3
+
+
+def test_a_record_larger_than_the_limit_of_records_leaves_no_empty_part(kit, monkeypatch):
+    monkeypatch.setattr("packer.part.MAX_RECORD_BYTES", 50)
+    parts = kit.convert([{"text": "x" * 100}, {"text": "y" * 100}], kit.source("text"))
+    assert [part.num_written for part in parts] == [1, 1]
 
 
 @pytest.mark.parametrize(("budget", "rows_ahead", "group"), [(1, 1, 1), (2000, 3, 2), (64 << 20, 512, 1 << 30)])

@@ -198,7 +198,8 @@ def test_faults_that_may_pass(error):
     "error",
     [FileNotFoundError(), PermissionError(), IsADirectoryError(), NotADirectoryError(), OSError(errno.ENOSPC, "full"),
      OSError(errno.EROFS, "read-only"), OSError(errno.ENAMETOOLONG, "long"), OSError(errno.ELOOP, "loop"),
-     ValueError(), KeyError(), MemoryError(), OutputError("x"), InputError("x"), StorageFault("x"), RowError(Reason.EMPTY_IMAGE, "x"), TooLarge(5)],
+     ValueError(), KeyError(), MemoryError(), OutputError("x"), InputError("x"), StorageFault("x"), TooLarge(5),
+     RowError(Reason.EMPTY_IMAGE, "x")],
 )  # fmt: skip
 def test_faults_that_stay(error):
     assert not may_pass(error)

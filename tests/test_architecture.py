@@ -1,0 +1,66 @@
+"""Who may import whom, what imports cost, and that the tested versions are pinned."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def roots_loaded_by(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after running some code."""
+    show = "import json, sys; print(); print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{show}"], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_import_contracts_hold() -> None:
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    command = [sys.executable, "-c", code, "--no-cache", "--config", "pyproject.toml"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+def test_importing_the_plugin_loads_neither_ray_nor_pipelines_nor_torch() -> None:
+    assert roots_loaded_by("import plugin").isdisjoint({"ray", "pipelines", "torch"})
+
+
+def test_help_is_quick() -> None:
+    code = """
+import contextlib
+from pipelines.cli import main
+for words in (["--help"], ["pack", "--help"], ["recipe", "check", "--help"]):
+    with contextlib.suppress(SystemExit):
+        main(words)
+"""
+    loaded = roots_loaded_by(code)
+    assert "click" in loaded
+    assert loaded.isdisjoint({"torch", "ray", "megatron", "pyarrow", "pydantic", "rich", "fsspec", "PIL"})
+
+
+def test_packer_loads_no_engine() -> None:
+    loaded = roots_loaded_by("import packer.convert, packer.verify, packer.retry")
+    assert loaded.isdisjoint({"ray", "torch", "megatron", "pipelines", "pydantic"})
+
+
+def test_constraints_pin_every_direct_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["s3"], *extras["energon"], *extras["test"]]
+    names = {re.split(r"[\[<>=]", line)[0].lower() for line in wanted} - {"bayplan"}
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = dict(line.lower().split("==") for line in lines)
+    assert pins.keys() == names
+    assert pins["torch"] == "2.13.0"
