@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 
 from packer.loading import ImageLoader, LoadedImage, Outcome
 from packer.samples import Row
 
 MEMORY_BUDGET_BYTES = 64 << 20
-"""Lines and images read ahead."""
+"""Lines read ahead, and again images; a burst of images far above the mean can pass it by one image a thread."""
 _GROUP_BYTES = 1 << 20
 _GROUP_IMAGES = 32
 _MAX_ROWS_AHEAD = 512
@@ -39,6 +40,8 @@ class ReadAhead:
         self._references: deque[str] = deque()
         self._groups: deque[Future[list[Outcome | _Deferred]]] = deque()
         self._ready: deque[Outcome | _Deferred] = deque()
+        self._lock = Lock()
+        self._held_bytes = self._num_loading = 0
         self._mean_bytes = float(_GROUP_BYTES)
         self._pool = ThreadPoolExecutor(loader.concurrency, thread_name_prefix="bayplan-image")
 
@@ -67,8 +70,9 @@ class ReadAhead:
             outcome = self._ready.popleft()
             if isinstance(outcome, _Deferred):
                 outcome = self._loader.load(outcome.ref)
-            if isinstance(outcome, LoadedImage):
-                self._mean_bytes += (outcome.size - self._mean_bytes) / 16
+            elif isinstance(outcome, LoadedImage):
+                with self._lock:
+                    self._held_bytes -= outcome.size
             self._on_image()
             yield outcome
 
@@ -100,15 +104,22 @@ class ReadAhead:
         self._groups.append(self._pool.submit(self._load_group, group))
 
     def _load_group(self, group: list[str]) -> list[Outcome | _Deferred]:
-        """Load a group; once it holds its share of the budget the rest waits for its turn."""
-        share = MEMORY_BUDGET_BYTES // (2 * self._loader.concurrency)
-        outcomes: list[Outcome | _Deferred] = []
-        num_bytes = 0
-        for ref in group:
-            if num_bytes > share:
-                outcomes.append(_Deferred(ref))
-                continue
+        """Load a group, as far as the budget goes; the rest is loaded when its turn comes."""
+        return [self._load_within_budget(ref) for ref in group]
+
+    def _load_within_budget(self, ref: str) -> Outcome | _Deferred:
+        """The size of an image is known when it is there: until then it counts as the mean of those before."""
+        with self._lock:
+            if self._held_bytes + self._num_loading * self._mean_bytes > MEMORY_BUDGET_BYTES:
+                return _Deferred(ref)
+            self._num_loading += 1
+        outcome: Outcome | None = None
+        try:
             outcome = self._loader.load(ref)
-            num_bytes += outcome.size if isinstance(outcome, LoadedImage) else 0
-            outcomes.append(outcome)
-        return outcomes
+        finally:
+            with self._lock:
+                self._num_loading -= 1
+                if isinstance(outcome, LoadedImage):
+                    self._held_bytes += outcome.size
+                    self._mean_bytes += (outcome.size - self._mean_bytes) / 16
+        return outcome

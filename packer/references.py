@@ -17,7 +17,7 @@ from packer.format.reasons import Reason
 from packer.http_images import fetch
 from packer.inline import decode_bare_base64, decode_data_url, is_bare_base64, is_data_url, mime_type
 from packer.local_files import read_file
-from packer.redact import has_password, one_line, split_member, without_query, without_signature
+from packer.redact import has_password, one_line, safe_place, split_member, without_query, without_signature
 from packer.refusals import empty, row_error, scrubbed_fault, too_large, unsupported
 
 SAFE_CHARS = 200
@@ -79,11 +79,19 @@ class ReferenceReader:
             path, member = self._rules.archive, path
             scheme = _scheme(path)
         url = self._resolved(path, scheme)
-        if member is not None:
-            return self._archives.read(url, confined(member), max_bytes)
-        if url[0] == "/":
-            return read_file(url, max_bytes)
-        return _read_remote(url, max_bytes)
+        try:
+            if member is not None:
+                return self._archives.read(url, confined(member), max_bytes)
+            return read_file(url, max_bytes) if url[0] == "/" else _read_remote(url, max_bytes)
+        except RowError as error:
+            raise RowError(error.reason, self._without_places(error.detail)) from error
+
+    def _without_places(self, detail: str) -> str:
+        """A detail that is the same wherever the source's images are mounted."""
+        for name, place in (("archive", self._rules.archive), ("image_root", self._rules.image_root)):
+            if place is not None:
+                detail = detail.replace(safe_place(storage.local_path(place)).rstrip("/"), f"<{name}>", 1)
+        return detail
 
     def close(self) -> None:
         """Close the descriptors; a later read opens them again."""

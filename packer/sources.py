@@ -123,6 +123,7 @@ class _Inflated(io.RawIOBase):
         self._decoder: Any = None
         self._pending = b""
         self._output = memoryview(b"")
+        self.num_bytes = 0
         self.fault: str | None = None
 
     def readable(self) -> bool:
@@ -133,6 +134,7 @@ class _Inflated(io.RawIOBase):
             pass
         count = min(len(buffer), len(self._output))
         buffer[:count] = self._output[:count]
+        self.num_bytes += count
         self._output = self._output[count:]
         return count
 
@@ -209,6 +211,11 @@ class LineReader:
     def fault(self) -> str | None:
         """Why the compressed stream broke off, or None."""
         return self._inflated.fault if self._inflated else None
+
+    @property
+    def plain_ratio(self) -> float:
+        """Bytes of lines for one byte of the file as it is stored, as far as it was read."""
+        return self._inflated.num_bytes / max(self._file.tell(), 1) if self._inflated else 1.0
 
     def _open_stream(self) -> io.BufferedReader:
         compression = Compression.of(self._work.url)

@@ -38,6 +38,7 @@ STALE_SECONDS = 24 * 3600
 _BLOCK_BYTES = 1 << 20
 _PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError, BayplanError)
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM})
+_UNWRITABLE_ERRNOS = _FULL_ERRNOS | {errno.ENOTDIR, errno.EEXIST}
 _PERMANENT_ERRNOS = _FULL_ERRNOS | {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 _STAMP_KEYS = ("ETag", "etag", "md5Hash", "content_md5", "generation", "LastModified", "last_modified", "updated", "mtime")
 _CLIENT_MODULES = frozenset({"botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "azure", "requests", "urllib3"})
@@ -192,7 +193,7 @@ class Storage(ABC):
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def on_operation(self, verb: str, name: str) -> None:
+    def on_operation(self, verb: str, name: str) -> None:  # noqa: B027 - a hook; doing nothing is right
         """Called before every operation that touches the store: the places where tests let a process end."""
 
     @abstractmethod
@@ -279,7 +280,7 @@ def writes_to(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL_ERRNOS:
+        if error.errno in _UNWRITABLE_ERRNOS:
             raise OutputError(
                 f"cannot write to {where}: {error.strerror}: free space or change permissions, then run the same command "
                 "again; what is published stays and is not done twice"
@@ -328,7 +329,10 @@ class LocalStorage(Storage):
         return [entry.name for entry in self._entries(name) if entry.is_dir()]
 
     def open_read(self, name: str) -> BinaryIO:
-        return open(self._path(name), "rb")
+        try:
+            return open(self._path(name), "rb")
+        except NotADirectoryError as error:
+            raise FileNotFoundError(*error.args) from error
 
     def stage(self, name: str) -> Staged:
         self.on_operation("stage", name)

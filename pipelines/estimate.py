@@ -89,9 +89,11 @@ def estimate_recipe(recipe: Recipe, listener: Listener, should_stop: Callable[[]
 def _scale(estimate: Estimate, seen: Scouted, source: Source, inputs: list[InputFile], seconds: float) -> None:
     if not seen.input_bytes:
         return
-    plain_bytes = sum(
-        item.stat.size * (1.0 if Compression.of(item.stat.name) is Compression.NONE else _PACKED_RATIO) for item in inputs
-    )
+    first = next(item for item in inputs if item.stat.size)
+    ratios = {Compression.of(first.stat.name): seen.plain_ratio, Compression.NONE: 1.0}
+    plain_bytes = sum(item.stat.size * ratios.get(Compression.of(item.stat.name), _PACKED_RATIO) for item in inputs)
+    if seen.whole_file:  # its rows are known, only the others' are reckoned
+        plain_bytes += seen.input_bytes - first.stat.size * ratios[Compression.of(first.stat.name)]
     factor = max(plain_bytes / seen.input_bytes, 1.0)
     estimate.num_rows_seen = seen.num_rows
     estimate.num_rows = round(seen.num_rows * factor)

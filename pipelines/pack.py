@@ -239,7 +239,7 @@ class PackJob:
             self._report.notes.append(
                 f"{layout.STOCK_FILE} names {num_parts} files; stock Energon opens them all: raise `ulimit -n` above that"
             )
-        self._report.above_limit = _above_limit(self._recipe, total(part for many in parts.values() for part in many))
+        self._report.above_limit = above_limit(self._recipe, total(part for many in parts.values() for part in many))
 
 
 class _Relay(Listener):
@@ -272,7 +272,8 @@ def _changed_message(ledger: SourceLedger, source: Source, old_recipe: Recipe | 
     )
 
 
-def _above_limit(recipe: Recipe, totals: Totals) -> str | None:
+def above_limit(recipe: Recipe, totals: Totals) -> str | None:
+    """How the quarantine passes the recipe's limit; None when it does not."""
     limits, found = recipe.limits, totals.num_quarantined
     if limits.max_quarantined is not None and found > limits.max_quarantined:
         return f"{found} rows quarantined, the recipe allows {limits.max_quarantined}"

@@ -20,7 +20,7 @@ from packer.storage import Storage, open_storage
 from pipelines import dataset
 from pipelines.ledger import read_manifests
 
-_SHOWN_CHARS = 160
+_SHOWN_CHARS = 400
 
 
 def still_quarantined(storage: Storage, manifests: list[PartManifest]) -> Iterator[QuarantineLine]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,8 @@ _DEATHS_ALONE = 2
 _REPORT_SECONDS = 0.5
 _POLL_SECONDS = 0.2
 _CRUMB_SECONDS = 30.0
+_CONNECT_SECONDS = 5.0
+_CANCEL_SECONDS = 5.0
 _DEATHS = (
     ray.exceptions.WorkerCrashedError,
     ray.exceptions.OutOfMemoryError,
@@ -61,7 +64,7 @@ class Progress:
     num_bytes: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Unit:
     """A task and what happened to it so far."""
 
@@ -135,6 +138,7 @@ def connect(address: str | None, workers: int | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
     address = address or os.environ.get("RAY_ADDRESS")
+    _check_address(address)
     try:
         if address:
             ray.init(address=address, **quiet)
@@ -148,6 +152,19 @@ def connect(address: str | None, workers: int | None) -> None:
             )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise BayplanError(f"cannot use Ray at {address or 'this machine'}: {error}") from error
+
+
+def _check_address(address: str | None) -> None:
+    """Fail within seconds where nothing listens; Ray itself would try for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise BayplanError(
+            f"no Ray cluster answers at {address}: {error.strerror or error}: check the address and the port"
+        ) from error
 
 
 @ray.remote(max_retries=0, num_returns="streaming")
@@ -224,7 +241,11 @@ class RayExecutor:
 
     def _check_room(self) -> None:
         """Say at once when no node can hold a task: Ray would wait for one in silence."""
-        wanted = {"CPU": self._options["num_cpus"], "memory": self._options.get("memory", 0), **self._options.get("resources", {})}
+        wanted = {
+            "CPU": self._options["num_cpus"],
+            "memory": self._options.get("memory", 0),
+            **self._options.get("resources", {}),
+        }
         nodes = [node["Resources"] for node in cast(Any, ray).nodes() if node["Alive"]]
         if any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
             return
@@ -248,14 +269,16 @@ class RayExecutor:
         slots = self._slots()
         while len(self._running) < slots:
             now = time.monotonic()
-            ready = [source for source, queue in self._waiting.items() if queue and queue[0].not_before <= now]
+            heads = (next((unit for unit in queue if unit.not_before <= now), None) for queue in self._waiting.values())
+            ready = [unit for unit in heads if unit is not None]
             if not ready:
                 return
             running = Counter(unit.source for unit in self._running)
-            source = min(ready, key=lambda name: running[name])
-            unit = self._waiting[source].popleft()
+            unit = min(ready, key=lambda unit: running[unit.source])
+            self._waiting[unit.source].remove(unit)
             unit.started = None
-            unit.steps = _work.options(**self._options).remote(unit.runnable, self._dataset_url, self._timeouts[source])
+            timeout = self._timeouts[unit.source]
+            unit.steps = _work.options(**self._options).remote(unit.runnable, self._dataset_url, timeout)
             self._running.append(unit)
 
     def _consume(self) -> None:
@@ -285,6 +308,7 @@ class RayExecutor:
         elif isinstance(item, Progress):
             self._listener.advanced(unit.source, item)
         else:
+            unit.num_faults = 0
             self._outcome.results[unit.source].append(item)
 
     def _done(self, unit: Unit) -> None:
@@ -303,7 +327,9 @@ class RayExecutor:
         if isinstance(cause, ray.exceptions.RuntimeEnvSetupError):
             raise BayplanError(f"Ray could not set up its workers: {cause}") from error
         if isinstance(error, ray.exceptions.LocalRayletDiedError):
-            raise BayplanError("the Ray node this job runs on died; what is committed stays: run the same command again") from error
+            raise BayplanError(
+                "the Ray node this job runs on died; what is committed stays: run the same command again"
+            ) from error
         if isinstance(error, _DEATHS):
             self._died(unit, error)
         elif isinstance(cause, OutputError):
@@ -363,20 +389,29 @@ class RayExecutor:
         """Fail a source: its waiting tasks are dropped, its running ones cancelled; all others go on."""
         self._outcome.failures.setdefault(source, reason)
         self._waiting[source].clear()
-        for unit in [unit for unit in self._running if unit.source == source]:
-            self._running.remove(unit)
-            _cancel(unit)
+        units = [unit for unit in self._running if unit.source == source]
+        self._running = [unit for unit in self._running if unit.source != source]
+        _cancel(units)
 
     def _cancel(self) -> None:
-        for unit in self._running:
-            _cancel(unit)
+        _cancel(self._running)
         self._running.clear()
         self._waiting.clear()
 
 
-def _cancel(unit: Unit) -> None:
-    with contextlib.suppress(Exception):
-        ray.cancel(unit.steps, force=True)
+def _cancel(units: list[Unit]) -> None:
+    """Interrupt tasks, so that they remove their temporary files; end those that do not listen."""
+    deadline = time.monotonic() + _CANCEL_SECONDS
+    for unit in units:
+        with contextlib.suppress(Exception):
+            ray.cancel(unit.steps)
+    for unit in units:
+        with contextlib.suppress(Exception):
+            while time.monotonic() < deadline and ray.wait([unit.steps], timeout=deadline - time.monotonic())[0]:
+                ray.get(next(unit.steps))
+    for unit in units:
+        with contextlib.suppress(Exception):
+            ray.cancel(unit.steps, force=True)
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from packer.storage import open_storage
 from pipelines import dataset
 from pipelines.inputs import list_inputs, source_config
 from pipelines.ledger import read_manifests, whole_file
-from pipelines.pack import JobReport, SourceReport
+from pipelines.pack import JobReport, SourceReport, above_limit
 from pipelines.ray_executor import Listener, RayExecutor
 from pipelines.tasks import Task
 
@@ -57,9 +57,11 @@ def retry_dataset(
         if source.name in report.sources:
             state = report.sources[source.name]
             state.totals = total(parts[source.name])
+            state.incomplete = [part.input.file for part in parts[source.name] if not part.input.input_complete]
             state.failure = state.failure or outcome.failures.get(source.name)
             gained = sum(getattr(result, "num_written", 0) for result in outcome.results.get(source.name, []))
             state.notes.append(f"{gained} rows are records now")
+    report.above_limit = above_limit(recipe, total(part for many in parts.values() for part in many))
     view, _ = dataset.stock_view(recipe, parts)
     storage.publish_bytes(layout.STOCK_FILE, view)
     return report

@@ -148,9 +148,8 @@ def record_page(storage: Storage, source: str, record: Mapping[str, Any]) -> str
             entry = record["images"][part["image"]]
             data = base64.b64encode(read_image(storage, source, entry)).decode()
             caption = html.escape(_image_line(part["image"], entry))
-            pieces.append(
-                f'<figure><img alt="{caption}" src="data:image/{entry["format"]};base64,{data}"><figcaption>{caption}</figcaption></figure>'
-            )
+            image = f'<img alt="{caption}" src="data:image/{entry["format"]};base64,{data}">'
+            pieces.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
     rows = "".join(f"<p class=meta>{html.escape(name)}: {html.escape(str(value))}</p>" for name, value in record["extra"].items())
     origin = record["origin"]
     pieces.append(f"{rows}<p class=meta>{html.escape(origin['file'])} byte {origin['byte_offset']}</p>")

@@ -52,6 +52,12 @@ class Scouted:
     num_images: int = 0
     input_bytes: int = 0
     """Lines of those rows."""
+    plain_ratio: float = 1.0
+    """Bytes of lines for one byte of the file as it is stored."""
+    whole_file: bool = False
+    """Whether the file was seen to its end."""
+    digests: set[str] = field(default_factory=set)
+    """Contents seen: equal images of a part are stored once."""
     image_bytes: int = 0
     record_bytes: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
@@ -134,8 +140,11 @@ def _scout(task: ScoutTask, guard: Guard) -> Iterator[Step | Scouted]:
                 yield Step(row.line.byte_end - row.line.byte_offset, 0, 0)
                 if _is_enough(found):
                     break
+            found.whole_file = not _is_enough(found) and found.num_rows < SCOUT_ROWS
+            found.plain_ratio = lines.plain_ratio
         finally:
             ahead.close()
+    found.digests.clear()
     yield found
 
 
@@ -162,7 +171,9 @@ def _note(found: Scouted, rows: RowSource, row: Row, outcomes: Iterator[Outcome]
         return
     found.num_good += 1
     found.num_images += len(sample.images)
-    found.image_bytes += sum(image.size for image in sample.distinct_images())
+    new = [image for image in sample.distinct_images() if image.digest not in found.digests]
+    found.digests.update(image.digest for image in new)
+    found.image_bytes += sum(image.size for image in new)
     found.record_bytes += _record_bytes(sample)
     sample.spool.close()
 

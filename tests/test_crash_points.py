@@ -74,9 +74,7 @@ def small_recipe(tmp_path: Path) -> Path:
     return recipe
 
 
-def test_ends_anywhere_and_again_in_the_rerun(
-    small_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ends_anywhere_and_again_in_the_rerun(small_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # counted all the same, and a hundred times as fast
     fuse = Fuse(monkeypatch)
     output = tmp_path / "out"

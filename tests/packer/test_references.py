@@ -144,7 +144,7 @@ def test_any_text_is_read_or_refused_but_never_crashes(text):
         ("large.jpg", Reason.IMAGE_TOO_LARGE),
     ],
 )
-def test_what_is_no_readable_file_is_refused_naming_its_full_place(root, ref, reason, monkeypatch):
+def test_what_is_no_readable_file_is_refused_naming_its_place_below_the_root(root, ref, reason, monkeypatch):
     (root / "loop.jpg").symlink_to("loop.jpg")
     os.mkfifo(root / "fifo.jpg")
     (root / "device.jpg").symlink_to("/dev/zero")
@@ -154,7 +154,7 @@ def test_what_is_no_readable_file_is_refused_naming_its_full_place(root, ref, re
     (root / "empty.jpg").touch()
     (root / "large.jpg").write_bytes(bytes(1001))
     found, detail = refusal(make_reader(root), ref)
-    assert (found, f"{root}/" in detail) == (reason, True)
+    assert (found, detail.startswith("<image_root>"), str(root) in detail) == (reason, True, False)
     if reason is Reason.IMAGE_TOO_LARGE:
         assert "1001 bytes, expected at most 1000" in detail
 

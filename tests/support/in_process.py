@@ -15,7 +15,10 @@ from pipelines.recipe import load_recipe
 from pipelines.tasks import Task, run_task
 
 
-def pack_in_process(recipe: Path, order: random.Random | None = None) -> JobReport:
+def pack_in_process(
+    recipe: Path, order: random.Random | None = None, *, limit: int | None = None, replace_changed: bool = False
+) -> JobReport:
+    """Pack a recipe; tasks run in their own order, or shuffled by `order`."""
     job: PackJob
 
     def run_tasks(tasks: Sequence[tuple[str, Task]], listener: Listener) -> Outcome:
@@ -28,7 +31,7 @@ def pack_in_process(recipe: Path, order: random.Random | None = None) -> JobRepo
             outcome.results[source] += [item for item in steps if not isinstance(item, Step)]
         return outcome
 
-    job = PackJob(load_recipe(recipe), run_tasks=run_tasks)
+    job = PackJob(load_recipe(recipe), limit=limit, replace_changed=replace_changed, run_tasks=run_tasks)
     return job.run()
 
 

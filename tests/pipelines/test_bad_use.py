@@ -1,0 +1,174 @@
+"""Wrong use and a hostile world: each gets one clear message and its exit code, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from in_process import digests, pack_in_process
+
+from packer.format.errors import OutputError, UsageError
+from pipelines.cli import main
+
+RECIPE = "version: 1\nname: {name}\noutput: {output}\nsources:\n  - {{name: rows, schema: {schema}, files: rows.jsonl{more}}}\n"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(5)))
+    return write_recipe(tmp_path)
+
+
+def write_recipe(folder: Path, *, name: str = "good", output: str = "out", schema: str = "text", more: str = "") -> Path:
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(name=name, output=output, schema=schema, more=more))
+    return recipe
+
+
+def bayplan(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+def test_no_such_recipe(tmp_path: Path) -> None:
+    code, output = bayplan("pack", tmp_path / "none.yaml")
+    assert code == 2
+    assert len(output.splitlines()) == 1
+    assert "none.yaml" in output
+
+
+def test_all_four_mistakes_of_one_source_are_shown(tmp_path: Path) -> None:
+    more = ", weight: heavy, imges: {}, val: 0.9, images: {max_pixls: 5}"
+    code, output = bayplan("pack", write_recipe(tmp_path, more=more))
+    assert code == 2
+    assert len(output.splitlines()) == 4
+    for field in ("weight", "imges", "val", "max_pixls"):
+        assert sum(field in line and "'rows'" in line for line in output.splitlines()) == 1
+
+
+def test_an_output_with_another_dataset_is_refused(job: Path, tmp_path: Path) -> None:
+    pack_in_process(job)
+    before = digests(tmp_path / "out")
+    with pytest.raises(UsageError, match="found dataset 'good', expected 'other'"):
+        pack_in_process(write_recipe(tmp_path, name="other"))
+    assert digests(tmp_path / "out") == before
+
+
+def test_an_output_with_other_files_is_refused(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match=r"found a folder with other files \(thesis\.tex\)"):
+        pack_in_process(job)
+    assert os.listdir(tmp_path / "out") == ["thesis.tex"]
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path, job: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OutputError, match=r"cannot write to .*Not a directory"):
+        pack_in_process(write_recipe(tmp_path, output="file/out"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_stops_the_job_and_a_rerun_goes_on(small_disk: Path, tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"{n} " + "x" * 1000}) for n in range(80)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    recipe = write_recipe(tmp_path, output="disk/out", more=", range_bytes: 16384")
+    with pytest.raises(OutputError, match=r"No space left on device: free space .* then run the same command again"):
+        pack_in_process(recipe)
+    subprocess.run(["mount", "-o", "remount,size=1m", small_disk], check=True)
+    report = pack_in_process(recipe)
+    assert report.sources["rows"].totals.num_written == 80
+
+
+def test_a_reference_that_climbs_out_of_its_root(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"image_path": "../secret.png", "caption": "?"}) + "\n")
+    report = pack_in_process(write_recipe(tmp_path, schema="caption"))
+    assert report.sources["rows"].totals.quarantined_by_reason == {"reference_outside_root": 1}
+
+
+def test_http_without_permission(tmp_path: Path) -> None:
+    row = {"image_path": "http://user:pass@example.org/a.png?token=secret", "caption": "?"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    report = pack_in_process(write_recipe(tmp_path, schema="caption"))
+    assert report.sources["rows"].totals.quarantined_by_reason == {"remote_not_allowed": 1}
+    (quarantined,) = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("*.quarantine.jsonl")]
+    assert "example.org" in quarantined["detail"]
+    assert "allow_hosts" in quarantined["detail"]
+    assert "secret" not in quarantined["detail"]
+
+
+def test_a_changed_input_is_refused_until_told_otherwise(job: Path, tmp_path: Path) -> None:
+    pack_in_process(job)
+    text = (tmp_path / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(text.replace("text 3", "TEXT 3"))
+    report = pack_in_process(job)
+    assert report.exit_code == 1
+    failure = report.sources["rows"].failure
+    assert failure is not None
+    assert "1 files changed since their parts were made: rows.jsonl: its bytes 0 to 95" in failure
+    assert "--replace-changed" in failure
+    assert pack_in_process(job, replace_changed=True).exit_code == 0
+    assert "TEXT 3" in next((tmp_path / "out").rglob("*-p00000.jsonl")).read_text()
+
+
+def test_a_touched_input_is_no_change(job: Path, tmp_path: Path) -> None:
+    pack_in_process(job)
+    os.utime(tmp_path / "rows.jsonl", (1, 1))
+    assert pack_in_process(job).exit_code == 0
+
+
+def test_a_changed_recipe_names_the_fields(job: Path, tmp_path: Path) -> None:
+    pack_in_process(job)
+    report = pack_in_process(write_recipe(tmp_path, more=", images: {min_side: 2}, keep: []"))
+    assert "(in images.min_side, keep)" in str(report.sources["rows"].failure)
+
+
+def test_a_vanished_input_is_named_and_its_parts_stay(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows-2.jsonl").write_text('{"text": "more"}\n')
+    recipe = write_recipe(tmp_path)
+    recipe.write_text(recipe.read_text().replace("rows.jsonl", "'rows*.jsonl'"))
+    pack_in_process(recipe)
+    (tmp_path / "rows-2.jsonl").unlink()
+    report = pack_in_process(recipe)
+    assert report.exit_code == 0
+    assert report.sources["rows"].notes == ["rows-2.jsonl: not among the inputs any more; its 1 parts are kept"]
+    assert report.sources["rows"].totals.num_written == 6
+
+
+@pytest.mark.parametrize("command", ["verify", "show", "quarantine", "status"])
+def test_a_folder_that_is_no_dataset(command: str, tmp_path: Path) -> None:
+    more = ["rows:0"] if command == "show" else []
+    code, output = bayplan(command, tmp_path, *more)
+    assert code == 2
+    assert "found no bayplan.json, expected a dataset" in output
+
+
+def test_a_damaged_dataset_fails_verify_with_exit_code_1(job: Path, tmp_path: Path) -> None:
+    pack_in_process(job)
+    records = next((tmp_path / "out").rglob("*-p00000.jsonl"))
+    records.write_bytes(records.read_bytes()[:-1])
+    code, output = bayplan("verify", tmp_path / "out", "--workers", "1")
+    assert code == 1
+    assert f"{records.name}: found 697 bytes, the manifest says 698" in output
+
+
+def test_limit_makes_a_trial_beside_the_dataset(job: Path, tmp_path: Path) -> None:
+    report = pack_in_process(job, limit=2)
+    assert report.output == f"{tmp_path}/out.limit-2"
+    assert report.sources["rows"].totals.num_written == 2
+    assert not (tmp_path / "out").exists()
