@@ -1,6 +1,6 @@
 """Peak memory of one worker on hostile inputs. Each case runs in a process of its own; the aim is under 1 GiB.
 
-    python benchmarks/memory.py [--folder FOLDER]
+python benchmarks/memory.py [--folder FOLDER]
 """
 
 from __future__ import annotations

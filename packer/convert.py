@@ -21,6 +21,7 @@ from packer.format.record import Body
 from packer.loading import ImageLoader, ImagePolicy, LoadedImage, Outcome, internal_error
 from packer.part import PartWriter
 from packer.readahead import ReadAhead
+from packer.redact import without_signatures_in
 from packer.references import ReferenceReader, ReferenceRules, safe_ref
 from packer.rows import null_non_finite, parse_row, raw_fields, raw_message_fields
 from packer.samples import Row, Sample, Spool
@@ -253,6 +254,7 @@ class RowSource:
     def quarantine_line(self, row: Row, error: RowError) -> QuarantineLine:
         """The quarantine line of a refused row."""
         text, truncated = quarantine_text(row.line.text)
+        text = without_signatures_in(text)
         return QuarantineLine(
             source=self.source.name,
             file=self._file,

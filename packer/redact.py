@@ -27,6 +27,24 @@ _QUOTED_USER = re.compile(r"://[^/\s@]*:[^\s@]*@")
 _QUOTED_QUERY = re.compile(r"\?[^\s'\")]+")
 
 
+_URL_IN_LINE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:(?:\\?/){2}[^\s\"\\<>]*(?:\\/[^\s\"\\<>]*)*")
+"""A URL inside a JSON line, its slashes escaped or not."""
+
+
+def without_signatures_in(line: str) -> str:
+    """A JSON line with every URL in it as `without_signature` leaves it."""
+    if "?" not in line and "@" not in line and "#" not in line:
+        return line
+    return _URL_IN_LINE.sub(_cleaned_url, line)
+
+
+def _cleaned_url(found: re.Match[str]) -> str:
+    url = found[0]
+    plain = url.replace("\\/", "/")
+    clean = without_signature(plain)
+    return url if clean == plain else clean
+
+
 def split_member(ref: str) -> tuple[str, str | None]:
     """`archive.zip!/a/b.jpg` as archive and member; the member is None for anything else."""
     if "!/" in ref and (found := MEMBER_MARK.search(ref)) is not None:

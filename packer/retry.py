@@ -20,6 +20,7 @@ from packer.format.quarantine import QuarantineLine, decode_quarantine, quaranti
 from packer.loading import ImageLoader
 from packer.part import PartWriter
 from packer.readahead import ReadAhead
+from packer.redact import without_signatures_in
 from packer.references import ReferenceReader
 from packer.samples import Row, Sample
 from packer.sources import Compression, InputRange, LineReader, RawLine
@@ -112,7 +113,7 @@ class _Retry:
         for line in lines_at(self._task.work, sorted(self._wanted), self._task.source.max_line_bytes):
             quarantined = self._wanted[line.byte_offset]
             text, truncated = quarantine_text(line.text)
-            if text != quarantined.line or (truncated or line.too_long) != quarantined.line_truncated:
+            if without_signatures_in(text) != quarantined.line or (truncated or line.too_long) != quarantined.line_truncated:
                 raise InputError(
                     f"{self._task.work.url}: byte {line.byte_offset}: found another line than the one quarantined from there: "
                     "the file changed; run `bayplan pack --replace-changed`"

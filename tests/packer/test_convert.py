@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from packer import readahead
-from packer.convert import Step, convert_range
+from packer.convert import NoGuard, Step, convert_range
 from packer.format import layout
 from packer.format.errors import InputError
 from packer.format.layout import PartId, file_hash
@@ -243,7 +243,7 @@ def test_whatever_a_file_holds_read_is_written_plus_quarantined(kit, lines, suff
         assert parts[-1].input.byte_end == len(data)
 
 
-@REUSED_FOLDER
+@settings(REUSED_FOLDER, max_examples=40)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=20), st.integers(1, 200))
 def test_ranges_of_any_size_hold_every_row_once_and_in_order(kit, convert_all, values, range_bytes):
     path = kit.jsonl([{"text": value} for value in values])
@@ -399,6 +399,20 @@ def test_too_many_images_cost_the_sample_or_its_last_images_by_policy(kit):
     refs = [[entry["ref"] for entry in row["images"]] for row in kit.records(first, out="first")]
     assert refs == [["0.png", "1.png"], ["3.png", "2.png"]]
     assert [part.images_dropped_by_reason for part in first] == [{"too_many_images": 2}]
+
+
+def test_images_of_a_row_that_is_refused_anyway_are_not_read(kit):
+    class Counting(NoGuard):
+        images = 0
+
+        def progress(self):
+            self.images += 1
+
+    kit.image("a.png")
+    task = kit.task(kit.jsonl([document(*["a.png"] * 50), document("a.png")]), kit.source(images={"max_per_sample": 2}))
+    guard = Counting()
+    list(convert_range(task, kit.storage(), guard))
+    assert guard.images == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from packer.redact import safe_place, scrubbed, split_member, without_query, without_signature
+from packer.redact import safe_place, scrubbed, split_member, without_query, without_signature, without_signatures_in
 
 S3 = "https://b.s3.amazonaws.com/k/a.jpg"
 
@@ -59,3 +59,17 @@ def test_a_place_is_one_line_and_says_what_was_cut():
 def test_a_librarys_words_lose_what_they_quote():
     words = "cannot GET\n 'https://u:p@h/a?sig=S' (s3://k:se/c@b): Errno 5"
     assert scrubbed(words) == "cannot GET 'https://h/a?...' (s3://b): Errno 5"
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ('{"u": "https://h/a.png?X-Amz-Signature=abc", "n": 1}', '{"u": "https://h/a.png", "n": 1}'),
+        ('{"u": "https:\\/\\/h\\/a.png?sig=abc"}', '{"u": "https://h/a.png"}'),
+        ('{"u": "s3://user:secret@h/a.png"}', '{"u": "s3://h/a.png"}'),
+        ('{"u": "https://h/a.png?page=2", "t": "why? me@home #1"}', '{"u": "https://h/a.png?page=2", "t": "why? me@home #1"}'),
+        ('{"t": "no url at all?"}', '{"t": "no url at all?"}'),
+    ],
+)
+def test_a_line_loses_its_signed_query_strings_and_nothing_else(line, kept):
+    assert without_signatures_in(line) == kept

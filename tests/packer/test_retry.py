@@ -132,6 +132,15 @@ def test_a_line_above_the_limit_and_one_with_a_byte_order_mark_are_known_again(k
     assert again.supersedes.by_reason == {"missing_image": 1}
 
 
+def test_a_row_whose_signed_urls_were_not_written_down_is_known_again(kit):
+    row = {"content": [{"type": "image", "image": "a.png"}], "src": "https://host/a.png?X-Amz-Signature=secret"}
+    [part] = kit.convert([row], kit.source())
+    assert b"secret" not in kit.file(part, layout.QUARANTINE_SUFFIX).read_bytes()
+    kit.image("a.png")
+    [again] = retry(kit, part)
+    assert again.num_written == 1
+
+
 def test_a_row_that_kills_its_worker_stays_where_it_is(kit):
     [part] = kit.convert(rows_with_images(2), kit.source())
     kit.image("0.png")

@@ -246,3 +246,10 @@ def test_the_digest_of_a_span_is_that_of_its_lines_and_none_when_they_end_elsewh
         changed[draw.draw(st.integers(start, end - 1))] ^= 0x40
         if bytes(changed).count(b"\n") == data.count(b"\n"):
             assert span_digest(whole(write(folder / "copy.jsonl", changed)), start, end, limit) != digest
+
+
+def test_a_change_behind_the_limit_of_a_long_line_changes_the_digest(folder):
+    path = write(folder / "long.jsonl", b"x" * 50 + b"\n{}\n")
+    before = span_digest(whole(path), 0, 51, 10)
+    assert before == span_digest(whole(path), 0, 51, 10)
+    assert before != span_digest(whole(write(folder / "long.jsonl", b"x" * 49 + b"y\n{}\n")), 0, 51, 10)

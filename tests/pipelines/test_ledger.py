@@ -171,6 +171,11 @@ def test_bytes_that_no_part_was_made_from_are_listed(kit):
         f"rows.jsonl: part {parts[2].part_id} begins at byte {parts[2].input.byte_start}, expected {parts[1].input.byte_start}"
     )
     assert check_coverage(inputs, [parts[0], *parts[2:]]) == [begins]
+    kit.jsonl((kit.inputs / "rows.jsonl").read_bytes() + b"{}\n")
+    end = parts[-1].input.byte_end
+    assert check_coverage(inputs_of(kit, "rows.jsonl"), parts) == [
+        f"rows.jsonl: its parts end at byte {end}, the file at {end + 3}"
+    ]
     assert check_coverage(inputs, []) == ["rows.jsonl: nothing is committed behind byte 0"]
 
 
