@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO
 
 from packer.format import layout
 from packer.format.bundle import MAX_IMAGES, BundleWriter, StoredImage
-from packer.format.digest import bytes_digest
+from packer.format.digest import FileDigest, bytes_digest
 from packer.format.errors import FormatError
 from packer.format.manifest import FileEntry, InputSpan, PartManifest, Supersedes, encode_manifest
 from packer.format.offsets import encode_offsets
@@ -19,7 +19,7 @@ from packer.images import EXTENSIONS
 from packer.loading import LoadedImage
 from packer.samples import Sample, Spool
 from packer.sources import InputRange, RawLine, SpanDigest
-from packer.storage import Staged, Storage, publish_file, writes_to
+from packer.storage import Proof, Staged, Storage, same_as, writes_to
 
 MAX_RECORD_BYTES = 1 << 30
 _BUFFER_BYTES = 1 << 20
@@ -29,10 +29,15 @@ _ENTRY_BYTES = 512
 
 @dataclass(slots=True)
 class _Growing:
-    """A staged file with its open handle."""
+    """A staged file with its open handle, and the digest of what was written to it."""
 
     staged: Staged
     file: IO[bytes]
+    written: FileDigest = field(default_factory=FileDigest)
+
+    def append(self, line: bytes) -> None:
+        self.file.write(line)
+        self.written.update(line)
 
 
 class PartWriter:
@@ -49,7 +54,7 @@ class PartWriter:
         self._byte_start = self._byte_end = byte_start
         self._reasons: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-        self._num_read = self._num_blank = self._num_non_finite = self._num_images = 0
+        self._num_read = self._num_blank = self._num_marks = self._num_non_finite = self._num_images = 0
 
     @property
     def bundle_name(self) -> str:
@@ -88,6 +93,7 @@ class PartWriter:
         """Account for a line of the input, blank or not, before it is written or quarantined."""
         self._span.update(line)
         self._byte_end = line.byte_end
+        self._num_marks += line.has_byte_order_mark
         if line.is_blank:
             self._num_blank += 1
         else:
@@ -98,7 +104,7 @@ class PartWriter:
         with writes_to(self._storage.url):
             stored = [self._store(image, sample.spool) for image in sample.images]
             line = sample.encode(self.bundle_name, stored)
-            self._file(layout.RECORDS_SUFFIX).write(line)
+            self._grow(layout.RECORDS_SUFFIX).append(line)
         self._offsets.append(self._offsets[-1] + len(line))
         self._num_images += len(stored)
         self._num_non_finite += sample.num_non_finite
@@ -106,7 +112,7 @@ class PartWriter:
 
     def _store(self, image: LoadedImage, spool: Spool) -> StoredImage:
         if self._bundle is None:
-            self._bundle = BundleWriter(self._file(layout.BUNDLE_SUFFIX))
+            self._bundle = BundleWriter(self._grow(layout.BUNDLE_SUFFIX).file)
         extension = _extension(image)
         data = b"" if self._bundle.holds(image.digest, extension) else spool.get(image.digest)
         return self._bundle.add(data, digest=image.digest, extension=extension, crc=image.crc32)
@@ -114,15 +120,15 @@ class PartWriter:
     def quarantine(self, line: QuarantineLine) -> None:
         """Write a quarantine line."""
         with writes_to(self._storage.url):
-            self._file(layout.QUARANTINE_SUFFIX).write(line.encode())
+            self._grow(layout.QUARANTINE_SUFFIX).append(line.encode())
         self._reasons[line.reason.value] += 1
 
-    def _file(self, suffix: str) -> IO[bytes]:
+    def _grow(self, suffix: str) -> _Growing:
         growing = self._growing.get(suffix)
         if growing is None:
             staged = self._storage.stage(layout.part_file(self._source, str(self.part_id), suffix))
             growing = self._growing[suffix] = _Growing(staged, open(staged.path, "wb", buffering=_BUFFER_BYTES))
-        return growing.file
+        return growing
 
     def commit(
         self,
@@ -157,6 +163,7 @@ class PartWriter:
             num_images_stored=self._bundle.num_images if self._bundle else 0,
             images_dropped_by_reason=dict(sorted(self._dropped.items())),
             num_blank_lines=self._num_blank,
+            num_byte_order_marks=self._num_marks,
             num_non_finite=self._num_non_finite,
             check=check,
             files=files,
@@ -171,29 +178,25 @@ class PartWriter:
     def _publish_files(self) -> dict[str, FileEntry]:
         """Publish in the order a reader would miss them least: bundle, records, offsets, quarantine."""
         files = {}
-        self._file(layout.RECORDS_SUFFIX)
         if self._bundle is not None:
-            files[self.bundle_name] = self._publish_bundle(self._bundle)
-        for suffix in (layout.RECORDS_SUFFIX, layout.QUARANTINE_SUFFIX):
-            if suffix in self._growing:
-                growing = self._growing[suffix]
-                growing.file.close()
-                size, digest = publish_file(self._storage, growing.staged)
-                files[f"{self.part_id}{suffix}"] = FileEntry(size=size, digest=digest)
-                del self._growing[suffix]
+            self._bundle.close()
+            files[self.bundle_name] = self._publish(layout.BUNDLE_SUFFIX, self._bundle.prove)
+        records = self._grow(layout.RECORDS_SUFFIX)  # there even when it is empty
+        files[f"{self.part_id}{layout.RECORDS_SUFFIX}"] = self._publish(layout.RECORDS_SUFFIX, same_as(records.written))
+        if (quarantined := self._growing.get(layout.QUARANTINE_SUFFIX)) is not None:
+            name = f"{self.part_id}{layout.QUARANTINE_SUFFIX}"
+            files[name] = self._publish(layout.QUARANTINE_SUFFIX, same_as(quarantined.written))
         offsets = encode_offsets(self._offsets)
         name = layout.part_file(self._source, str(self.part_id), layout.OFFSETS_SUFFIX)
         self._storage.publish_bytes(name, offsets)
         files[f"{self.part_id}{layout.OFFSETS_SUFFIX}"] = FileEntry(size=len(offsets), digest=bytes_digest(offsets))
         return dict(sorted(files.items()))
 
-    def _publish_bundle(self, bundle: BundleWriter) -> FileEntry:
-        growing = self._growing[layout.BUNDLE_SUFFIX]
-        bundle.close()
+    def _publish(self, suffix: str, prove: Proof) -> FileEntry:
+        growing = self._growing[suffix]
         growing.file.close()
-        proven = bundle.prove(growing.staged.path)
-        self._storage.publish(growing.staged, size=proven.size, digest=proven.hexdigest())
-        del self._growing[layout.BUNDLE_SUFFIX]
+        proven = self._storage.publish(growing.staged, prove)
+        del self._growing[suffix]
         return FileEntry(size=proven.size, digest=proven.hexdigest())
 
     def abandon(self) -> None:

@@ -11,17 +11,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from packer.convert import Guard, NoGuard, RowSource, SourceConfig, Step
+from packer.convert import Step
 from packer.format import layout
 from packer.format.errors import InputError, RowError
 from packer.format.layout import PartId
 from packer.format.manifest import PartManifest, Supersedes, decode_manifest
 from packer.format.quarantine import QuarantineLine, decode_quarantine, quarantine_text
+from packer.guard import Guard, NoGuard
 from packer.loading import ImageLoader
 from packer.part import PartWriter
 from packer.readahead import ReadAhead
 from packer.redact import without_signatures_in
 from packer.references import ReferenceReader
+from packer.row_source import RowSource, SourceConfig
 from packer.samples import Row, Sample
 from packer.sources import Compression, InputRange, LineReader, RawLine
 from packer.storage import Storage

@@ -78,7 +78,12 @@ class RawLine:
     def text(self) -> bytes:
         """The line without byte order mark (at offset 0 only) and line end."""
         text = self.raw.rstrip(b"\r\n")
-        return text.removeprefix(BYTE_ORDER_MARK) if self.byte_offset == 0 else text
+        return text.removeprefix(BYTE_ORDER_MARK) if self.has_byte_order_mark else text
+
+    @property
+    def has_byte_order_mark(self) -> bool:
+        """Whether the file begins with this line and a byte order mark; anywhere else the mark is content."""
+        return self.byte_offset == 0 and self.raw.startswith(BYTE_ORDER_MARK)
 
     @property
     def is_blank(self) -> bool:

@@ -32,7 +32,7 @@ class Suspects:
 
 
 class Crumb:
-    """The guard of one task (see `packer.convert.Guard`). Ends the process when nothing moves for `timeout_seconds`."""
+    """The guard of one task (see `packer.guard.Guard`). Ends the process when nothing moves for `timeout_seconds`."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self.path = os.path.join(_directory(), f"{uuid.uuid4().hex}.crumb")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import orjson
 
-from packer.convert import SourceConfig
 from packer.format.errors import InputError
 from packer.format.layout import INVENTORY_FILE, file_hash
 from packer.format.manifest import encode_document, parse_document
 from packer.images import CheckLevel, Conversion, ImageLimits
 from packer.loading import ImagePolicy
 from packer.references import ReferenceRules
+from packer.row_source import SourceConfig
 from packer.schemas import SchemaConfig
 from packer.storage import FileStat, Storage, is_local, list_matching, local_path
 from pipelines.recipe import Source, source_fingerprint

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from packer.convert import ConvertTask, SourceConfig
+from packer.convert import ConvertTask
 from packer.format import layout
 from packer.format.errors import InputError
 from packer.format.manifest import PartManifest, decode_manifest
+from packer.row_source import SourceConfig
 from packer.sources import InputRange, plan_ranges, span_digest
 from packer.storage import Storage
 from pipelines.inputs import InputFile

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from packer.convert import SourceConfig
 from packer.format import layout
 from packer.format.errors import BayplanError, InputError, RecipeError, StorageFault
 from packer.format.manifest import PartManifest, Totals, total
+from packer.row_source import SourceConfig
 from packer.sources import InputRange
 from packer.storage import Storage, open_storage
 from pipelines import dataset

@@ -35,6 +35,7 @@ def counts_line(totals: Totals) -> str:
         f", {totals.num_images} images ({totals.num_images_stored} stored)",
         f", {dropped} images dropped" if dropped else "",
         f", {totals.num_blank_lines} blank lines" if totals.num_blank_lines else "",
+        f", {totals.num_byte_order_marks} byte order marks" if totals.num_byte_order_marks else "",
         f", {totals.num_non_finite} numbers turned into null" if totals.num_non_finite else "",
     ]
     return "".join(parts)

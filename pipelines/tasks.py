@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from packer.convert import ConvertTask, Guard, RowSource, SourceConfig, Step, convert_range
+from packer.convert import ConvertTask, Step, convert_range
 from packer.format import layout
 from packer.format.errors import RowError
 from packer.format.layout import PartId, file_hash
 from packer.format.manifest import PartManifest, decode_manifest
+from packer.guard import Guard
 from packer.loading import ImageLoader, Outcome
 from packer.readahead import ReadAhead
 from packer.references import ReferenceReader
 from packer.retry import RetryTask, retry_part
+from packer.row_source import RowSource, SourceConfig
 from packer.samples import Row, Sample
 from packer.sources import InputRange, LineReader, RawLine
 from packer.storage import Storage, open_storage

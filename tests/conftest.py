@@ -14,16 +14,17 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 
-from packer import storage as packer_storage
-from packer.convert import ConvertTask, SourceConfig, Step, convert_range
+from packer.convert import ConvertTask, Step, convert_range
 from packer.format import layout
+from packer.format.digest import digest_of_file
 from packer.format.manifest import encode_source
 from packer.images import CheckLevel, ImageLimits
 from packer.loading import ImagePolicy
 from packer.references import ReferenceRules
+from packer.row_source import SourceConfig
 from packer.schemas import DEFAULT_FIELDS, SchemaConfig
 from packer.sources import InputRange
-from packer.storage import LocalStorage
+from packer.storage import LocalStorage, faults
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 settings.register_profile("bayplan", deadline=None)
@@ -44,7 +45,7 @@ def _convert_all(task, storage):
 
 def _tree_digest(folder):
     files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): packer_storage.digest_of_file(str(path)).hexdigest() for path in files}
+    return {str(path.relative_to(folder)): digest_of_file(str(path)).hexdigest() for path in files}
 
 
 class Kit:
@@ -165,7 +166,7 @@ def make_image():
 @pytest.fixture
 def quick_retries(monkeypatch):
     """Pauses between tries that a test can wait for."""
-    monkeypatch.setattr(packer_storage, "RETRY_DELAYS_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(faults, "RETRY_DELAYS_SECONDS", (0.001, 0.001))
 
 
 @pytest.fixture(scope="session")

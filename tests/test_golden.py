@@ -9,13 +9,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from packer.convert import ConvertTask, SourceConfig, Step, convert_range
+from packer.convert import ConvertTask, Step, convert_range
 from packer.format import layout
 from packer.format.manifest import decode_source, encode_source, total
 from packer.images import CheckLevel, ImageLimits
 from packer.loading import ImagePolicy
 from packer.references import ReferenceRules
 from packer.retry import RetryTask, quarantined_rows, retry_part
+from packer.row_source import SourceConfig
 from packer.schemas import DEFAULT_FIELDS, SchemaConfig
 from packer.sources import InputRange
 from packer.storage import LocalStorage

@@ -65,6 +65,8 @@ class PartManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     images_dropped_by_reason: dict[str, int] = {}
     """Images left out of records that were kept, by the reason (`on_error: drop_image`, `over_max: keep_first`)."""
     num_blank_lines: int = 0
+    num_byte_order_marks: int = 0
+    """1 when the file began with a byte order mark, which was left out."""
     num_non_finite: int = 0
     """Numbers turned into null by `non_finite: "null"`."""
     check: str
@@ -186,6 +188,7 @@ class Totals(msgspec.Struct, kw_only=True):
     num_images_stored: int = 0
     images_dropped_by_reason: dict[str, int] = {}
     num_blank_lines: int = 0
+    num_byte_order_marks: int = 0
     num_non_finite: int = 0
     num_bytes: int = 0
     """Bytes of all published files of the parts."""
@@ -203,6 +206,7 @@ def total(manifests: Iterable[PartManifest]) -> Totals:
         totals.num_images_stored += manifest.num_images_stored
         dropped.update(manifest.images_dropped_by_reason)
         totals.num_blank_lines += manifest.num_blank_lines
+        totals.num_byte_order_marks += manifest.num_byte_order_marks
         totals.num_non_finite += manifest.num_non_finite
         totals.num_bytes += sum(entry.size for entry in manifest.files.values())
         reasons.update(manifest.quarantined_by_reason)

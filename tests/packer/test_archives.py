@@ -36,7 +36,7 @@ FILES = {
 @pytest.fixture(autouse=True)
 def own_temporary_folder(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(archive_cache.tempfile, "tempdir", str(tmp_path_factory.mktemp("tmp")))
-    monkeypatch.setattr(storage, "RETRY_DELAYS_SECONDS", (0.0,))
+    monkeypatch.setattr(storage.faults, "RETRY_DELAYS_SECONDS", (0.0,))
 
 
 def make_zip(path, files=FILES, method=zipfile.ZIP_STORED):

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from packer import readahead
-from packer.convert import NoGuard, Step, convert_range
+from packer.convert import Step, convert_range
 from packer.format import layout
 from packer.format.errors import InputError
 from packer.format.layout import PartId, file_hash
 from packer.format.manifest import total
+from packer.guard import NoGuard
 from packer.loading import inspect
 from packer.sources import plan_ranges
 from packer.storage import open_storage, stat_url

@@ -39,7 +39,7 @@ class Server(ThreadingHTTPServer):
 
 @pytest.fixture
 def serve(monkeypatch):
-    monkeypatch.setattr(storage, "RETRY_DELAYS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(storage.faults, "RETRY_DELAYS_SECONDS", (0.0, 0.0))
     monkeypatch.setenv("no_proxy", "*")
     servers = []
 

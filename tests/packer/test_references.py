@@ -171,7 +171,7 @@ def test_a_file_without_read_permission_is_unreadable(root):
 
 
 def test_a_fault_of_a_store_does_not_quote_its_secrets(monkeypatch):
-    monkeypatch.setattr(storage, "RETRY_DELAYS_SECONDS", (0.0,))
+    monkeypatch.setattr(storage.faults, "RETRY_DELAYS_SECONDS", (0.0,))
 
     def failing():
         raise OSError(errno.EIO, "GET https://h/a?sig=s3cret failed")
@@ -188,7 +188,7 @@ def test_permission_errors_of_any_store_say_unreadable():
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE])
 def test_faults_that_may_pass_are_tried_again_then_become_a_storage_fault(number, monkeypatch):
-    monkeypatch.setattr(storage, "RETRY_DELAYS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(storage.faults, "RETRY_DELAYS_SECONDS", (0.0, 0.0))
     tries = []
 
     def failing(times):
@@ -239,7 +239,7 @@ def test_a_relative_path_without_a_root_says_what_to_set():
 
 
 def test_a_remote_root_is_confined_too_and_says_the_same(monkeypatch):
-    monkeypatch.setattr(storage, "RETRY_DELAYS_SECONDS", (0.0,))
+    monkeypatch.setattr(storage.faults, "RETRY_DELAYS_SECONDS", (0.0,))
     for name, data in [("a/b.jpg", b"remote bytes"), ("empty.jpg", b""), ("large.jpg", bytes(2000))]:
         fsspec.filesystem("memory").pipe(f"/references-test/root/{name}", data)
     reader = make_reader("memory://references-test/root")

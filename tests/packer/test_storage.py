@@ -3,10 +3,10 @@ import os
 import subprocess
 import time
 
+import fsspec
 import pytest
 
-from packer import storage as packer_storage
-from packer.format.digest import bytes_digest
+from packer.format.digest import FileDigest
 from packer.format.errors import FormatError, InputError, OutputError, RowError, StorageFault
 from packer.format.layout import TEMPORARY_PREFIX
 from packer.format.reasons import Reason
@@ -17,9 +17,11 @@ from packer.storage import (
     join_url,
     list_matching,
     may_pass,
+    objects,
     open_storage,
     open_url,
     read_url,
+    same_as,
     stat_url,
     with_retries,
 )
@@ -39,6 +41,12 @@ def stage(store, name, data):
     return staged
 
 
+def holds(data):
+    written = FileDigest()
+    written.update(data)
+    return same_as(written)
+
+
 def files_of(store):
     return sorted(os.path.relpath(os.path.join(at, name), store.url) for at, _, names in os.walk(store.url) for name in names)
 
@@ -47,7 +55,7 @@ def test_a_published_file_is_there_whole_and_no_temporary_is_left(store):
     staged = stage(store, "sources/web/a.zip", b"data")
     assert files_of(store) != ["sources/web/a.zip"]
     assert store.stat("sources/web/a.zip") is None
-    store.publish(staged, size=4, digest=bytes_digest(b"data"))
+    store.publish(staged, holds(b"data"))
     assert files_of(store) == ["sources/web/a.zip"]
     assert (store.stat("sources/web/a.zip").size, store.read_bytes("sources/web/a.zip")) == (4, b"data")
 
@@ -61,16 +69,16 @@ def test_publishing_syncs_the_file_before_its_name_appears_and_the_folder_after(
 
     monkeypatch.setattr(os, "fsync", note)
     store = LocalStorage(str(tmp_path / "out"))
-    store.publish(stage(store, "a", b"data"), size=4, digest=bytes_digest(b"data"))
+    store.publish(stage(store, "a", b"data"), holds(b"data"))
     assert synced == [("file", False), ("folder", True)]
     fast = LocalStorage(str(tmp_path / "fast"), fsync=False)
-    fast.publish(stage(fast, "a", b"data"), size=4, digest=bytes_digest(b"data"))
+    fast.publish(stage(fast, "a", b"data"), holds(b"data"))
     assert len(synced) == 2
 
 
 def test_a_file_that_lost_bytes_while_it_was_written_does_not_appear(store):
-    with pytest.raises(FormatError, match="found 3 bytes after writing, expected 4"):
-        store.publish(stage(store, "a", b"dat"), size=4, digest=bytes_digest(b"data"))
+    with pytest.raises(FormatError, match=r"read back 3 bytes, blake3 .*; wrote 4 bytes"):
+        store.publish(stage(store, "a", b"dat"), holds(b"data"))
     assert store.stat("a") is None
 
 
@@ -300,10 +308,11 @@ def test_an_object_is_published_listed_read_and_removed(s3):
 def test_an_object_without_a_checksum_we_know_is_read_back_when_it_was_sent(s3, monkeypatch):
     store = open_storage(f"{s3}/set")
     data = os.urandom(1 << 20) * 3
-    monkeypatch.setattr(packer_storage, "_md5", lambda path: "as of an upload in pieces")
-    store.publish(stage(store, "big", data), size=len(data), digest=bytes_digest(data))
-    with pytest.raises(StorageFault, match=r"big: found 3145728 bytes, blake3 .*; sent"):
-        store.publish(stage(store, "big", data), size=len(data), digest=bytes_digest(b"other"))
+    monkeypatch.setattr(objects, "_md5", lambda path: "as of an upload in pieces")
+    store.publish(stage(store, "big", data), holds(data))
+    monkeypatch.setattr(store, "_stored", lambda key, path, digest: (3145728, "0" * 64))
+    with pytest.raises(StorageFault, match=r"big: found 3145728 bytes, blake3 0+; sent"):
+        store.publish(stage(store, "big", data), holds(data))
 
 
 def test_objects_are_found_by_globs_and_read_in_ranges(s3):
@@ -329,7 +338,7 @@ def test_a_bucket_that_is_not_there_is_an_output_error(s3, quick_retries):
 def test_a_store_that_does_not_answer_is_a_fault_that_may_pass(s3, quick_retries, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    packer_storage.fsspec.filesystem("s3").clear_instance_cache()
+    fsspec.filesystem("s3").clear_instance_cache()
     with pytest.raises(StorageFault, match=r"s3://bucket/in\.jsonl: "):
         read_url("s3://bucket/in.jsonl")
-    packer_storage.fsspec.filesystem("s3").clear_instance_cache()
+    fsspec.filesystem("s3").clear_instance_cache()

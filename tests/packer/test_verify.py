@@ -6,9 +6,9 @@ import orjson
 import pytest
 
 from packer.format import layout
+from packer.format.digest import digest_of_file
 from packer.format.errors import FormatError
 from packer.format.manifest import FileEntry, Supersedes, decode_manifest, encode_manifest, encode_source
-from packer.storage import digest_of_file
 from packer.verify import read_image, verify_part, verify_source
 
 SUFFIXES = (layout.BUNDLE_SUFFIX, layout.RECORDS_SUFFIX, layout.OFFSETS_SUFFIX, layout.QUARANTINE_SUFFIX)

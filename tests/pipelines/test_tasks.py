@@ -1,6 +1,7 @@
 import pytest
 
-from packer.convert import NoGuard, Step
+from packer.convert import Step
+from packer.guard import NoGuard
 from packer.retry import RetryTask
 from pipelines.tasks import SCOUT_ROWS, ProbeTask, Scouted, ScoutTask, run_task
 

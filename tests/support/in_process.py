@@ -7,8 +7,9 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from packer.convert import NoGuard, Step
+from packer.convert import Step
 from packer.format import layout
+from packer.guard import NoGuard
 from pipelines.pack import JobReport, PackJob
 from pipelines.ray_executor import Listener, Outcome
 from pipelines.recipe import load_recipe
