@@ -24,7 +24,7 @@ def make_corpus(folder: Path, kind: str) -> Path:
     images.mkdir(parents=True, exist_ok=True)
     num_icons, num_photos = KINDS[kind]
     icons = [_encoded(92, 92, "PNG", seed) for seed in range(8)]
-    photos = [_encoded(1300, 900, "JPEG", seed) for seed in range(8)]
+    photos = [_encoded(1500, 1050, "JPEG", seed) for seed in range(8)]
     names = []
     for number in range(num_icons):
         names.append(f"{kind}/i{number:05d}.png")

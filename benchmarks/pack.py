@@ -9,6 +9,7 @@ Ours is a whole `convert_range`: parse, read, structure check, digest, store, pr
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 OURS = "bayplan"
-CONTESTANTS = ("cp -r", "webdataset + energon prepare", "MDSWriter", OURS)
+_SETTLE_SECONDS = 5.0
 
 
 def copy(lines: Path, output: Path, fsync: bool) -> float:
@@ -76,16 +77,22 @@ def convert(lines: Path, output: Path, fsync: bool) -> float:
 
 
 def measure(lines: Path, contestants: dict[str, Callable[[Path, Path, bool], float]], runs: int, folder: Path) -> dict:
-    """Median seconds of every contestant, without and with fsync; contestants take turns within a run."""
+    """Median seconds of every contestant, without and with fsync; contestants take turns within a run.
+
+    Nothing is deleted in between: a file system that frees thousands of files slows whoever writes next.
+    """
     seconds: dict[tuple[str, bool], list[float]] = {}
-    for _ in range(runs):
-        for fsync in (False, True):
-            for name, contestant in contestants.items():
-                output = folder / "output"
-                shutil.rmtree(output, ignore_errors=True)
-                os.sync()
-                seconds.setdefault((name, fsync), []).append(contestant(lines, output, fsync))
-    shutil.rmtree(folder / "output", ignore_errors=True)
+    outputs = folder / "outputs"
+    shutil.rmtree(outputs, ignore_errors=True)
+    outputs.mkdir()
+    for run, fsync in itertools.product(range(runs), (False, True)):
+        for number, (name, contestant) in enumerate(contestants.items()):
+            os.sync()
+            output = outputs / f"{run}-{fsync}-{number}"
+            seconds.setdefault((name, fsync), []).append(contestant(lines, output, fsync))
+    shutil.rmtree(outputs)
+    os.sync()
+    time.sleep(_SETTLE_SECONDS)
     return {key: statistics.median(values) for key, values in seconds.items()}
 
 
