@@ -22,7 +22,6 @@ from packer.sources import InputRange, RawLine, SpanDigest
 from packer.storage import Proof, Staged, Storage, same_as, writes_to
 
 MAX_RECORD_BYTES = 1 << 30
-_BUFFER_BYTES = 1 << 20
 _ENTRY_BYTES = 512
 """Room an image takes in a record line, for the decision to roll."""
 
@@ -127,7 +126,7 @@ class PartWriter:
         growing = self._growing.get(suffix)
         if growing is None:
             staged = self._storage.stage(layout.part_file(self._source, str(self.part_id), suffix))
-            growing = self._growing[suffix] = _Growing(staged, open(staged.path, "wb", buffering=_BUFFER_BYTES))
+            growing = self._growing[suffix] = _Growing(staged, staged.open())
         return growing
 
     def commit(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import BinaryIO
+from io import BufferedWriter
+from typing import BinaryIO, cast
 
 from packer.format.digest import FileDigest, digest_of_file
 from packer.format.errors import FormatError
@@ -30,12 +32,21 @@ def same_as(written: FileDigest) -> Proof:
     return prove
 
 
+def _open_written(path: str, flags: int) -> int:
+    """Without O_TRUNC: ext4 takes truncating a file, even an empty one, as a sign to write all of it out on close."""
+    return os.open(path, flags & ~os.O_TRUNC, 0o644)
+
+
 class Staged:
     """A file in the making: write to `path` (local, seekable), then `Storage.publish` it."""
 
     def __init__(self, name: str, path: str) -> None:
         self.name = name
         self.path = path
+
+    def open(self, buffer_bytes: int = 1 << 20) -> BufferedWriter:
+        """The file, empty, for writing."""
+        return cast(BufferedWriter, open(self.path, "wb", buffering=buffer_bytes, opener=_open_written))
 
 
 class Storage(ABC):
@@ -113,7 +124,7 @@ class Storage(ABC):
             return
         staged = self.stage(name)
         try:
-            with writes_to(self.url), open(staged.path, "wb") as file:
+            with writes_to(self.url), staged.open() as file:
                 file.write(data)
             written = FileDigest()
             written.update(data)
