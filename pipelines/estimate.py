@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from packer.format.errors import BayplanError
-from packer.sources import Compression, InputRange
-from pipelines.inputs import InputFile, list_inputs, source_config
+from packer.sources import Compression
+from pipelines.inputs import InputFile, first_not_empty, list_inputs, source_config
 from pipelines.ray_executor import Listener, Progress, RayExecutor
 from pipelines.recipe import Recipe, Source
 from pipelines.tasks import Scouted, ScoutTask, Task
@@ -70,10 +70,10 @@ def estimate_recipe(recipe: Recipe, listener: Listener, should_stop: Callable[[]
         inputs[source.name] = found
         estimate.num_files = len(found)
         estimate.input_bytes = sum(item.stat.size for item in found)
-        first = next((item for item in found if item.stat.size), None)
+        first = first_not_empty(found)
         if first is not None:
-            work = InputRange(url=first.stat.name, file=first.file, file_size=first.stat.size)
-            tasks.append((source.name, ScoutTask(source=source_config(source, source.resolved_root), work=work)))
+            config = source_config(source, source.resolved_root)
+            tasks.append((source.name, ScoutTask(source=config, work=first.whole)))
     clock = _Clock(listener)
     timeouts = {source.name: source.row_timeout_seconds for source in recipe.sources}
     outcome = RayExecutor(recipe.output, recipe.resources, timeouts, clock, should_stop).run(tasks)
@@ -89,7 +89,8 @@ def estimate_recipe(recipe: Recipe, listener: Listener, should_stop: Callable[[]
 def _scale(estimate: Estimate, seen: Scouted, source: Source, inputs: list[InputFile], seconds: float) -> None:
     if not seen.input_bytes:
         return
-    first = next(item for item in inputs if item.stat.size)
+    first = first_not_empty(inputs)
+    assert first is not None
     ratios = {Compression.of(first.stat.name): seen.plain_ratio, Compression.NONE: 1.0}
     plain_bytes = sum(item.stat.size * ratios.get(Compression.of(item.stat.name), _PACKED_RATIO) for item in inputs)
     if seen.whole_file:  # its rows are known, only the others' are reckoned

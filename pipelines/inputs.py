@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -15,6 +16,7 @@ from packer.loading import ImagePolicy
 from packer.references import ReferenceRules
 from packer.row_source import SourceConfig
 from packer.schemas import SchemaConfig
+from packer.sources import InputRange
 from packer.storage import FileStat, Storage, is_local, list_matching, local_path
 from pipelines.recipe import Source, source_fingerprint
 
@@ -26,6 +28,16 @@ class InputFile:
     stat: FileStat
     file: str
     """Path relative to the source's root."""
+
+    @property
+    def whole(self) -> InputRange:
+        """All of the file as one range."""
+        return InputRange(url=self.stat.name, file=self.file, file_size=self.stat.size)
+
+
+def first_not_empty(inputs: Sequence[InputFile]) -> InputFile | None:
+    """The file a source is judged by before its ranges are cut."""
+    return next((item for item in inputs if item.stat.size), None)
 
 
 def list_inputs(source: Source, root: str) -> list[InputFile]:

@@ -12,7 +12,7 @@ from packer.format import layout
 from packer.format.errors import InputError
 from packer.format.manifest import PartManifest, decode_manifest
 from packer.row_source import SourceConfig
-from packer.sources import InputRange, plan_ranges, span_digest
+from packer.sources import Compression, InputRange, plan_ranges, span_digest
 from packer.storage import Storage
 from pipelines.inputs import InputFile
 
@@ -65,7 +65,7 @@ def open_ledger(
         inputs = [item for item in inputs if item.stat.size][:limit]
     for item in inputs:
         parts = by_file.pop(item.file, [])
-        ranges = plan_ranges(item.stat, item.file, range_bytes) if limit is None else _trial_range(item)
+        ranges = plan_ranges(item.stat, item.file, range_bytes) if limit is None else [item.whole]
         if not ranges:
             ledger.notes.append(f"{item.file}: empty file")
         difference = _difference(config, item, parts, ranges, known.get(item.file))
@@ -91,10 +91,6 @@ def _by_file(manifests: Iterable[PartManifest]) -> dict[str, list[PartManifest]]
     return dict(by_file)
 
 
-def _trial_range(item: InputFile) -> list[InputRange]:
-    return [InputRange(url=item.stat.name, file=item.file, file_size=item.stat.size)]
-
-
 def _difference(
     config: SourceConfig,
     item: InputFile,
@@ -112,12 +108,11 @@ def _difference(
         return f"found {item.stat.size} bytes, its parts were made from {', '.join(map(str, sorted(sizes)))}"
     if known == (item.stat.size, item.stat.stamp):
         return None
-    whole = InputRange(url=item.stat.name, file=item.file, file_size=item.stat.size)
     for part in parts:
         if part.supersedes is not None:
             continue
         span = part.input
-        if span_digest(whole, span.byte_start, span.byte_end, config.max_line_bytes) != span.digest:
+        if span_digest(item.whole, span.byte_start, span.byte_end, config.max_line_bytes) != span.digest:
             return f"its bytes {span.byte_start} to {span.byte_end} are not those part {part.part_id} was made from"
     return None
 
@@ -168,8 +163,6 @@ def check_coverage(inputs: Sequence[InputFile], manifests: Iterable[PartManifest
 
 
 def _is_compressed(item: InputFile) -> bool:
-    from packer.sources import Compression
-
     return Compression.of(item.stat.name) is not Compression.NONE
 
 
@@ -184,4 +177,4 @@ def whole_file(config: SourceConfig, inputs: Mapping[str, InputFile], part: Part
         raise InputError(
             f"{part.input.file}: found no such file among the inputs of source {config.name!r}; it is needed for a retry"
         )
-    return InputRange(url=item.stat.name, file=item.file, file_size=item.stat.size)
+    return item.whole

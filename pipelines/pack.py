@@ -15,10 +15,9 @@ from packer.format import layout
 from packer.format.errors import BayplanError, InputError, RecipeError, StorageFault
 from packer.format.manifest import PartManifest, Totals, total
 from packer.row_source import SourceConfig
-from packer.sources import InputRange
 from packer.storage import Storage, open_storage
 from pipelines import dataset
-from pipelines.inputs import InputFile, Inventory, list_inputs, read_inventory, source_config, write_inventory
+from pipelines.inputs import InputFile, Inventory, first_not_empty, list_inputs, read_inventory, source_config, write_inventory
 from pipelines.ledger import SourceLedger, check_coverage, drop_parts, open_ledger, read_manifests
 from pipelines.ray_executor import Listener, Outcome, RayExecutor
 from pipelines.recipe import Pin, Recipe, Source, differing_fields, fingerprint_keys
@@ -160,12 +159,11 @@ class PackJob:
         """Look at the first rows of sources that have no pins yet: how large ranges must be, or that all is wrong."""
         tasks: list[tuple[str, Task]] = []
         for item in prepared:
-            first = next((file for file in item.inputs if file.stat.size), None)
+            first = first_not_empty(item.inputs)
             if first is None:
                 item.pin = dataclasses.replace(item.pin, range_bytes=Scouted().range_bytes)
                 continue
-            work = InputRange(url=first.stat.name, file=first.file, file_size=first.stat.size)
-            tasks.append((item.source.name, ScoutTask(source=item.config, work=work)))
+            tasks.append((item.source.name, ScoutTask(source=item.config, work=first.whole)))
         outcome = self._run_tasks(tasks, _Relay(self._listener))
         for item in prepared:
             name = item.source.name

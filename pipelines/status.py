@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import click
 import msgspec
 
 from packer.format import layout
 from packer.format.manifest import Totals, total
-from packer.storage import open_storage
+from packer.storage import Storage, open_storage
 from pipelines import dataset
-from pipelines.inputs import read_inventory
+from pipelines.inputs import Inventory, read_inventory
 from pipelines.ledger import read_manifests
 from pipelines.report_text import add_totals, counts_line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStatus:
+    """What a source holds so far."""
+
+    totals: Totals
+    num_files: int
+    """Input files that are not empty, as the last run saw them."""
+    files_not_begun: list[str]
+    cut_inputs: list[str]
+    is_consolidated: bool
+    """Whether a run has ended since the first part was committed."""
+
+
+def read_status(storage: Storage, source: str, inventory: Inventory) -> SourceStatus:
+    """The status of one source."""
+    manifests = read_manifests(storage, source)
+    files = {file for file, (size, _) in inventory.get(source, {}).items() if size}
+    return SourceStatus(
+        totals=total(manifests),
+        num_files=len(files),
+        files_not_begun=sorted(files - {manifest.input.file for manifest in manifests}),
+        cut_inputs=sorted({manifest.input.file for manifest in manifests if not manifest.input.input_complete}),
+        is_consolidated=storage.stat(layout.source_file(source)) is not None,
+    )
 
 
 def print_status(url: str, as_json: bool) -> None:
@@ -19,34 +47,15 @@ def print_status(url: str, as_json: bool) -> None:
     storage = open_storage(url)
     identity = dataset.require_identity(storage)
     inventory = read_inventory(storage)
-    sources: dict[str, dict[str, object]] = {}
-    every: list[Totals] = []
-    for name in identity.fingerprints:
-        manifests = read_manifests(storage, name)
-        totals = total(manifests)
-        every.append(totals)
-        whole = {manifest.input.file for manifest in manifests if manifest.is_last_of_range}
-        files = {file for file, (size, _) in inventory.get(name, {}).items() if size}
-        sources[name] = {
-            "totals": totals,
-            "num_files": len(files),
-            "files_not_begun": sorted(files - {manifest.input.file for manifest in manifests}),
-            "num_files_with_a_finished_range": len(whole),
-            "cut_inputs": sorted({part.input.file for part in manifests if not part.input.input_complete}),
-            "is_consolidated": storage.stat(layout.source_file(name)) is not None,
-        }
-    everything = add_totals(every)
+    sources = {name: read_status(storage, name, inventory) for name in identity.fingerprints}
+    everything = add_totals([status.totals for status in sources.values()])
     if as_json:
         document = {"name": identity.name, "limit": identity.limit, "sources": sources, "totals": everything}
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
         return
     click.echo(f"dataset {identity.name}" + (f", a trial of {identity.limit} rows a source" if identity.limit else ""))
-    for name, state in sources.items():
-        not_begun, cut = state["files_not_begun"], state["cut_inputs"]
-        assert isinstance(not_begun, list)
-        assert isinstance(cut, list)
-        assert isinstance(state["totals"], Totals)
-        more = f", {len(not_begun)} of {state['num_files']} files not begun" if not_begun else ""
-        more += f", cut inputs: {', '.join(cut)}" if cut else ""
-        click.echo(f"{name}: {state['totals'].num_parts} parts, {counts_line(state['totals'])}{more}")
+    for name, status in sources.items():
+        not_begun = f", {len(status.files_not_begun)} of {status.num_files} files not begun" if status.files_not_begun else ""
+        cut = f", cut inputs: {', '.join(status.cut_inputs)}" if status.cut_inputs else ""
+        click.echo(f"{name}: {status.totals.num_parts} parts, {counts_line(status.totals)}{not_begun}{cut}")
     click.echo(f"{everything.num_parts} parts, {everything.num_bytes / 1e6:,.1f} MB, {counts_line(everything)}")

@@ -1,7 +1,7 @@
 """Bytes of an image -> its facts or the reason why not; and, on request, converted bytes. No files, no network.
 
-JPEG, PNG, WebP, GIF and BMP are read by parsers of our own: 2 to 10 microseconds an image where opening it with
-Pillow takes 50, and the verdict is the same on every Pillow version. Other formats (`decode.py`) are decoded whole.
+JPEG, PNG, WebP, GIF and BMP are read by parsers of our own: 3 to 6 microseconds a usual JPEG or PNG where opening it with
+Pillow takes 20, and the verdict is the same on every Pillow version. Other formats (`decode.py`) are decoded whole.
 Orientation is EXIF's alone: XMP is not looked at. Pillow is imported only when something is decoded or converted.
 """
 
