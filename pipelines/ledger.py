@@ -13,7 +13,7 @@ from packer.format.errors import InputError
 from packer.format.manifest import PartManifest, decode_manifest
 from packer.row_source import SourceConfig
 from packer.sources import Compression, InputRange, plan_ranges, span_digest
-from packer.storage import Storage
+from packer.storage import Storage, stat_url
 from pipelines.inputs import InputFile
 
 _READERS = 16
@@ -160,6 +160,24 @@ def check_coverage(inputs: Sequence[InputFile], manifests: Iterable[PartManifest
         elif parts and not _is_compressed(item) and position != item.stat.size:
             problems.append(f"{item.file}: its parts end at byte {position}, the file at {item.stat.size}")
     return problems
+
+
+def changed_meanwhile(ledger: SourceLedger, inputs: Sequence[InputFile]) -> list[str]:
+    """Inputs of this run's tasks that were written to while it ran: their parts may hold both states."""
+    worked_on = {task.work.file for task in ledger.tasks}
+
+    def look(item: InputFile) -> str | None:
+        try:
+            now = stat_url(item.stat.name)
+        except FileNotFoundError:
+            return None  # its parts were made in time
+        if (now.size, now.stamp) == (item.stat.size, item.stat.stamp):
+            return None
+        return f"{item.file}: it changed while it was packed: run again with `--replace-changed` when it is at rest"
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = pool.map(look, [item for item in inputs if item.file in worked_on])
+        return [problem for problem in found if problem is not None]
 
 
 def _is_compressed(item: InputFile) -> bool:

@@ -18,7 +18,7 @@ from packer.row_source import SourceConfig
 from packer.storage import Storage, open_storage
 from pipelines import dataset
 from pipelines.inputs import InputFile, Inventory, first_not_empty, list_inputs, read_inventory, source_config, write_inventory
-from pipelines.ledger import SourceLedger, check_coverage, drop_parts, open_ledger, read_manifests
+from pipelines.ledger import SourceLedger, changed_meanwhile, check_coverage, drop_parts, open_ledger, read_manifests
 from pipelines.ray_executor import Listener, Outcome, RayExecutor
 from pipelines.recipe import Pin, Recipe, Source, differing_fields, fingerprint_keys
 from pipelines.tasks import Scouted, ScoutTask, Task
@@ -62,7 +62,7 @@ class _Prepared:
     config: SourceConfig
     inputs: list[InputFile]
     pin: Pin
-    ledger: SourceLedger | None = None
+    ledger: SourceLedger = field(default_factory=SourceLedger)
 
 
 RunTasks = Callable[[Sequence[tuple[str, Task]], Listener], Outcome]
@@ -89,6 +89,7 @@ class PackJob:
         self._listener = listener or Listener()
         self._should_stop = should_stop
         self._run_tasks = run_tasks or self._on_ray
+        self._kept: dict[str, str] = {}
         self._report = JobReport(output=output, sources={source.name: SourceReport() for source in recipe.sources})
 
     def run(self) -> JobReport:
@@ -106,8 +107,9 @@ class PackJob:
         inventory = read_inventory(self.storage)
         for item in prepared:
             self._open_ledger(item, inventory, old_recipe)
+        refused = {item.source.name for item in prepared if item.ledger.changed}
         prepared = self._working(prepared)
-        dataset.write_recipe(self.storage, self._recipe, pins)
+        self._write_recipe(pins, old_recipe, refused)
         write_inventory(self.storage, _updated(inventory, prepared))
         self._convert(prepared)
         self._conclude(prepared)
@@ -129,8 +131,18 @@ class PackJob:
             self._report.notes.append(
                 f"in the dataset but not in the recipe any more, kept as they are: {', '.join(sorted(kept))}"
             )
-        dataset.write_identity(self.storage, self._recipe, self._limit, kept)
+        if identity is None:
+            dataset.write_identity(self.storage, self._recipe, self._limit, {})
+        self._kept = kept
         return dataset.read_recipe(self.storage)
+
+    def _write_recipe(self, pins: Mapping[str, Pin], old_recipe: Recipe | None, refused: set[str]) -> None:
+        """Publish identity and recipe as they are true now: a refused source keeps the recipe its parts were made by."""
+        old = {source.name: source for source in old_recipe.sources} if old_recipe else {}
+        sources = tuple(old.get(source.name, source) if source.name in refused else source for source in self._recipe.sources)
+        recipe = self._recipe.model_copy(update={"sources": sources})
+        dataset.write_identity(self.storage, recipe, self._limit, self._kept)
+        dataset.write_recipe(self.storage, recipe, pins)
 
     def _prepare(self, pins: Mapping[str, Pin]) -> list[_Prepared]:
         prepared = []
@@ -191,10 +203,11 @@ class PackJob:
         name = item.source.name
         try:
             manifests = read_manifests(self.storage, name)
-            ledger = open_ledger(item.config, item.inputs, manifests, inventory.get(name, {}), item.pin.range_bytes, self._limit)
+            known = inventory.get(name, {})
+            ledger = open_ledger(item.config, item.inputs, manifests, known, item.pin.range_bytes, self._limit)
             if ledger.changed and self._replace_changed:
                 drop_parts(self.storage, ledger.stale)
-                ledger = open_ledger(item.config, item.inputs, ledger.done, {}, item.pin.range_bytes, self._limit)
+                ledger = open_ledger(item.config, item.inputs, ledger.done, known, item.pin.range_bytes, self._limit)
         except (BayplanError, OSError) as error:
             self._fail(name, str(error))
             return
@@ -204,9 +217,7 @@ class PackJob:
             self._fail(name, _changed_message(ledger, item.source, old_recipe))
 
     def _convert(self, prepared: list[_Prepared]) -> None:
-        tasks: list[tuple[str, Task]] = [
-            (item.source.name, task) for item in prepared if item.ledger for task in item.ledger.tasks
-        ]
+        tasks: list[tuple[str, Task]] = [(item.source.name, task) for item in prepared for task in item.ledger.tasks]
         outcome = self._run_tasks(tasks, self._listener)
         for name, reason in outcome.failures.items():
             self._fail(name, reason)
@@ -225,7 +236,8 @@ class PackJob:
             report.totals = total(parts[name])
             report.incomplete = [part.input.file for part in parts[name] if not part.input.input_complete]
             if report.failure is None and name in working and self._limit is None:
-                problems = check_coverage(working[name].inputs, parts[name])
+                problems = changed_meanwhile(working[name].ledger, working[name].inputs)
+                problems += check_coverage(working[name].inputs, parts[name])
                 if problems:
                     self._fail(name, "; ".join(problems[:_MAX_LISTED]))
             if report.failure is None and report.totals.num_read and not report.totals.num_written:

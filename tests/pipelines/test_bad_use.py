@@ -172,3 +172,28 @@ def test_limit_makes_a_trial_beside_the_dataset(job: Path, tmp_path: Path) -> No
     assert report.output == f"{tmp_path}/out.limit-2"
     assert report.sources["rows"].totals.num_written == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_a_refused_source_keeps_the_recipe_its_parts_were_made_by(job: Path, tmp_path: Path) -> None:
+    pack_in_process(job)
+    before = digests(tmp_path / "out")
+    changed = write_recipe(tmp_path, more=", keep: []")
+    for _ in range(2):
+        assert "(in keep)" in str(pack_in_process(changed).sources["rows"].failure)
+    assert digests(tmp_path / "out") == before
+    assert pack_in_process(write_recipe(tmp_path)).exit_code == 0
+
+
+def test_an_input_that_changes_while_it_is_packed_fails_its_source(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "touching.py").write_text(
+        "import os\ndef schema(row):\n    os.utime(row['file'], (1, 1))\n"
+        "    return {'content': [{'type': 'text', 'text': row['text']}], 'used': ['text']}\n"
+    )
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"text": "a", "file": str(rows)}) + "\n")
+    recipe = write_recipe(tmp_path, schema="'python:touching:schema'", more=", range_bytes: 4096")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        report = pack_in_process(recipe)
+    assert report.exit_code == 1
+    assert "rows.jsonl: it changed while it was packed" in str(report.sources["rows"].failure)
