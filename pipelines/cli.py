@@ -268,5 +268,21 @@ def status(dataset_url: str, as_json: bool) -> None:
     print_status(dataset_url, as_json)
 
 
+@main.command("image-tokens")
+@click.argument("sizes", nargs=-1, metavar="[SIZE]...")
+@click.option("--rule", "rules", multiple=True, help="Only this rule, or your own as module:function; default: all.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each size and rule.")
+def image_tokens(sizes: tuple[str, ...], rules: tuple[str, ...], as_json: bool) -> None:
+    """Count the image tokens and encoder patches that models give to images of SIZE (upright WIDTHxHEIGHT).
+
+    Sizes are read from stdin when none are given, or for a `-`.
+
+    Example: bayplan image-tokens --rule qwen3_vl --rule internvl3 1920x1080 640x480
+    """
+    from pipelines.image_tokens import print_image_tokens
+
+    print_image_tokens(sizes, rules, as_json)
+
+
 if __name__ == "__main__":
     main()

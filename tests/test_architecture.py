@@ -41,18 +41,24 @@ def test_help_is_quick() -> None:
     code = """
 import contextlib
 from pipelines.cli import main
-for words in (["--help"], ["pack", "--help"], ["recipe", "check", "--help"]):
+for words in (["--help"], ["pack", "--help"], ["recipe", "check", "--help"], ["image-tokens", "--help"]):
     with contextlib.suppress(SystemExit):
         main(words)
 """
     loaded = roots_loaded_by(code)
     assert "click" in loaded
-    assert loaded.isdisjoint({"torch", "ray", "megatron", "pyarrow", "pydantic", "rich", "fsspec", "PIL"})
+    assert loaded.isdisjoint({"torch", "ray", "megatron", "pyarrow", "pydantic", "rich", "fsspec", "PIL", "numpy"})
 
 
 def test_packer_loads_no_engine() -> None:
     loaded = roots_loaded_by("import packer.convert, packer.verify, packer.retry")
     assert loaded.isdisjoint({"ray", "torch", "megatron", "pipelines", "pydantic"})
+
+
+def test_image_rules_need_numpy_alone() -> None:
+    loaded = roots_loaded_by("import indexer.image_rules")
+    assert "numpy" in loaded
+    assert loaded.isdisjoint({"ray", "torch", "megatron", "pipelines", "plugin", "pydantic", "fsspec", "PIL", "pyarrow"})
 
 
 def test_constraints_pin_every_direct_dependency() -> None:

@@ -39,6 +39,7 @@ SURFACE = {
     "quarantine": {"DATASET", "--source", "--reason", "--examples", "--json"},
     "retry": {"DATASET", "--workers", "--address", "--source", "--json"},
     "status": {"DATASET", "--json"},
+    "image-tokens": {"[SIZE]...", "--rule", "--json"},
 }
 """Every command with its arguments and flags. Few flags; the recipe carries the rest."""
 
