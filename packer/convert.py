@@ -13,7 +13,7 @@ from packer.format.errors import RowError
 from packer.format.layout import PartId, file_hash
 from packer.format.manifest import PartManifest
 from packer.guard import Guard, NoGuard
-from packer.loading import ImageLoader, Outcome
+from packer.loading import Outcome
 from packer.part import PartWriter
 from packer.readahead import ReadAhead
 from packer.references import ReferenceReader
@@ -83,7 +83,7 @@ class _Conversion:
         source = self._task.source
         with ReferenceReader(source.references) as reader:
             rows = self._rows.rows(self._limited(), lambda: self._lines.fault)
-            ahead = ReadAhead(rows, ImageLoader(reader, source.images), on_image=self._guard.progress)
+            ahead = ReadAhead(rows, source.loader(reader), on_image=self._guard.progress)
             try:
                 for row, outcomes in ahead:
                     yield self._write(row, outcomes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from packer.format.bundle import crc32
 from packer.format.digest import image_digest
-from packer.format.errors import BayplanError, RowError
+from packer.format.errors import BayplanError, RowError, StorageFault
 from packer.format.reasons import Reason
 from packer.images import CheckLevel, Conversion, ImageFacts, ImageLimits, convert, inspect
 from packer.references import ReferenceReader, stored_ref
@@ -48,9 +48,12 @@ class ImagePolicy:
 class ImageLoader:
     """Reference -> checked image. Called from several threads."""
 
-    def __init__(self, reader: ReferenceReader, policy: ImagePolicy) -> None:
+    def __init__(self, reader: ReferenceReader, policy: ImagePolicy, *, max_faults: int = 0) -> None:
+        """`max_faults`: images in a row whose store may keep failing before that is taken for an outage."""
         self._reader = reader
         self._policy = policy
+        self._max_faults = max_faults
+        self._num_faults = 0
 
     @property
     def concurrency(self) -> int:
@@ -65,6 +68,7 @@ class ImageLoader:
         """
         try:
             data = self._reader.read(ref)
+            self._num_faults = 0
             facts = inspect(data, self._policy.limits, self._policy.check)
             origin = None
             digest = image_digest(data)
@@ -75,6 +79,11 @@ class ImageLoader:
                 facts, digest = inspect(data, ImageLimits(), CheckLevel.HEADER), image_digest(data)
         except RowError as error:
             return error
+        except StorageFault as fault:
+            self._num_faults += 1
+            if self._num_faults > self._max_faults:
+                raise
+            return RowError(Reason.UNREADABLE_IMAGE, f"its store kept failing for this image: {fault}")
         except Exception as error:
             if isinstance(error, BayplanError | OSError) or may_pass(error):
                 raise

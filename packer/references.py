@@ -21,7 +21,8 @@ from packer.redact import has_password, one_line, safe_place, split_member, with
 from packer.refusals import empty, row_error, scrubbed_fault, too_large, unsupported
 
 SAFE_CHARS = 200
-STORE_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hdfs", "webhdfs", "oci", "memory", "hf"})
+STORE_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hdfs", "oci", "memory"})
+"""Stores a row may name. Those that speak HTTP to a host of the row's choice are left to `image_root` and `allow_hosts`."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _CHAIN = re.compile(r"://.*::|::.*://|\A[A-Za-z][A-Za-z0-9+.\-]*::/", re.DOTALL)
 _NEEDS_NORMAL_FORM = re.compile(r"\.\.|//|/\.|\A\.|[%\\]")

@@ -7,6 +7,7 @@ that gains nothing writes nothing, and doing it twice changes nothing.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from packer.format.layout import PartId
 from packer.format.manifest import PartManifest, Supersedes, decode_manifest
 from packer.format.quarantine import QuarantineLine, decode_quarantine, quarantine_text
 from packer.guard import Guard, NoGuard
-from packer.loading import ImageLoader
 from packer.part import PartWriter
 from packer.readahead import ReadAhead
 from packer.redact import without_signatures_in
@@ -27,6 +27,9 @@ from packer.row_source import RowSource, SourceConfig
 from packer.samples import Row, Sample
 from packer.sources import Compression, InputRange, LineReader, RawLine
 from packer.storage import Storage
+
+_NEAR_BYTES = 4 << 20
+"""Quarantined rows closer than this are read in one go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ class _Retry:
         source = self._task.source
         with ReferenceReader(source.references) as reader:
             rows = self._rows.rows(self._lines(), lambda: "the file ends inside this line")
-            ahead = ReadAhead(rows, ImageLoader(reader, source.images), on_image=self._guard.progress)
+            ahead = ReadAhead(rows, source.loader(reader), on_image=self._guard.progress)
             try:
                 for row, outcomes in ahead:
                     yield from self._retry(row, outcomes)
@@ -175,20 +178,18 @@ def lines_at(work: InputRange, offsets: Sequence[int], max_line_bytes: int) -> I
     Raises:
         InputError: when no line starts at an offset.
     """
-    compressed = Compression.of(work.url) is not Compression.NONE
+    furthest = math.inf if Compression.of(work.url) is not Compression.NONE else _NEAR_BYTES
     remaining = list(reversed(offsets))
     while remaining:
-        start = 0 if compressed else remaining[-1]
+        start = 0 if furthest == math.inf else remaining[-1]
         with LineReader(work, max_line_bytes=max_line_bytes, resume_at=start) as reader:
             for line in reader:
                 if line.byte_offset == remaining[-1]:
                     remaining.pop()
                     yield line
-                if not remaining or not compressed or line.byte_offset > remaining[-1]:
+                if not remaining or not 0 <= remaining[-1] - line.byte_end <= furthest:
                     break
-            else:
-                break
-        if compressed:
-            break
+        if remaining and (furthest == math.inf or start == remaining[-1]):
+            break  # no line begins there
     if remaining:
         raise InputError(f"{work.url}: no line starts at byte {remaining[-1]}: the file changed; use `--replace-changed`")

@@ -16,12 +16,12 @@ from packer.format.quarantine import QuarantineLine, quarantine_text
 from packer.format.reasons import Reason
 from packer.format.record import Body
 from packer.guard import Guard
-from packer.loading import ImagePolicy, LoadedImage, Outcome, internal_error
+from packer.loading import ImageLoader, ImagePolicy, LoadedImage, Outcome, internal_error
 from packer.redact import without_signatures_in
-from packer.references import ReferenceRules, safe_ref
+from packer.references import ReferenceReader, ReferenceRules, safe_ref
 from packer.rows import null_non_finite, parse_row, raw_fields, raw_message_fields
 from packer.samples import Row, Sample, Spool
-from packer.schemas import Mapped, SchemaConfig, sample_id, schema_of
+from packer.schemas import MESSAGE_FIELDS, Mapped, SchemaConfig, sample_id, schema_of
 from packer.sources import RawLine
 from packer.storage import may_pass
 
@@ -43,6 +43,12 @@ class SourceConfig:
     max_line_bytes: int
     target_bundle_bytes: int
     fingerprint: str
+    max_faults: int = 0
+    """Images in a row whose store may keep failing: 0 until a task has been tried again and again."""
+
+    def loader(self, reader: ReferenceReader) -> ImageLoader:
+        """The loader of this source's images."""
+        return ImageLoader(reader, self.images, max_faults=self.max_faults)
 
 
 class RowSource:
@@ -164,7 +170,7 @@ class RowSource:
             return {}
         raw = raw_fields(row.text)
         if row.mapped.message_field is not None:
-            more = raw_message_fields(raw[row.mapped.message_field], ("role", "content"))
+            more = raw_message_fields(raw[row.mapped.message_field], MESSAGE_FIELDS[schema.name])
             for message, fields in zip(row.mapped.body.items, more, strict=True):
                 if fields:
                     message["extra"] = {name: orjson.Fragment(value) for name, value in fields.items()}  # type: ignore[index]

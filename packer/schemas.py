@@ -31,6 +31,10 @@ DEFAULT_FIELDS: Mapping[str, Mapping[str, str]] = {
 """Per schema: the parts it needs and the field each is in unless the recipe's `fields` says otherwise."""
 
 
+MESSAGE_FIELDS: Mapping[str, tuple[str, ...]] = {"chat": ("role", "content"), "llava": ("from", "value", "role", "content")}
+"""Fields of a message that its schema uses; any other is carried in the message's `extra`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaConfig:
     """A source's schema with its fields filled in; picklable."""
@@ -176,10 +180,12 @@ def map_llava(row: Mapping[str, Any], config: SchemaConfig) -> Mapped:
     references = [] if images is None else images if isinstance(images, list) else [images]
     collector = _Collector()
     items = []
+    has_more = False
     spare = config.literal_placeholders == "text"
     num_placeholders = 0
     for index, turn in enumerate(turns):
         role, value = _turn(turn, f"{turns_field!r}[{index}]")
+        has_more = has_more or len(turn) > 2
         if spare and (role != "user" or not references):
             items.append({"role": role, "content": [_text(value)]})
             continue
@@ -198,8 +204,12 @@ def map_llava(row: Mapping[str, Any], config: SchemaConfig) -> Mapped:
             Reason.PLACEHOLDER_MISMATCH,
             f"found {num_placeholders} {config.placeholder!r} in the turns and {len(references)} images in {image_field!r}",
         )
-    used = frozenset({turns_field, image_field})
-    return Mapped(body=Body(kind="messages", items=items), references=collector.references, used_fields=used)
+    return Mapped(
+        body=Body(kind="messages", items=items),
+        references=collector.references,
+        used_fields=frozenset({turns_field, image_field}),
+        message_field=turns_field if has_more else None,
+    )
 
 
 def _turn(turn: object, where: str) -> tuple[str, str]:
@@ -285,24 +295,29 @@ def _python_mapping(module_name: str, function_name: str) -> Mapping_:
     """A user's function: row -> {"content" | "messages": parts as in the interleaved and chat schemas, "used": [fields]}."""
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
-            f"schema python:{module_name}:{function_name} cannot be loaded: {error}: "
+            f"schema python:{module_name}:{function_name} cannot be loaded: {_shown(error)}: "
             "put the module on PYTHONPATH or into the job's working dir"
         ) from error
 
     def mapping(row: Mapping[str, Any], config: SchemaConfig) -> Mapped:
         try:
             result = function(dict(row))
-        except Exception as error:
-            raise RowError(Reason.SCHEMA_ERROR, f"{function_name} raised {type(error).__name__}: {str(error)[:200]}") from error
+        except (Exception, SystemExit, GeneratorExit) as error:
+            raise RowError(Reason.SCHEMA_ERROR, f"{function_name} raised {_shown(error)}") from error
         if not isinstance(result, dict) or ("content" in result) == ("messages" in result):
             raise RowError(Reason.SCHEMA_ERROR, f"{function_name} returned no dict with exactly one of content and messages")
         kind = "content" if "content" in result else "messages"
         inner = SchemaConfig(name=kind, fields={kind: kind})
         mapped = map_interleaved(result, inner) if kind == "content" else map_chat(result, inner)
-        mapped.used_fields = frozenset(result.get("used", ()))
-        mapped.message_field = None
+        used = result.get("used", ())
+        if not isinstance(used, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in used):
+            raise RowError(Reason.SCHEMA_ERROR, f"{function_name} returned `used` = {used!r:.60}, expected a list of field names")
+        mapped.used_fields = frozenset(used)
+        if mapped.message_field is not None:
+            mapped.message_field = None  # these messages are not in the row; their other fields are values, not bytes
+            _keep_fields(mapped.body.items, result["messages"])
         try:
             orjson.dumps([mapped.body.items, mapped.references])
         except TypeError as error:
@@ -310,6 +325,20 @@ def _python_mapping(module_name: str, function_name: str) -> Mapping_:
         return mapped
 
     return mapping
+
+
+def _shown(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    except Exception:
+        return type(error).__name__
+
+
+def _keep_fields(items: Sequence[Any], messages: Sequence[Mapping[str, Any]]) -> None:
+    for item, message in zip(items, messages, strict=True):
+        extra = {name: value for name, value in message.items() if name not in ("role", "content")}
+        if extra:
+            item["extra"] = extra
 
 
 def sample_id(row: Mapping[str, Any], config: SchemaConfig) -> str | None:

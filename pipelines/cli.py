@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -24,14 +25,22 @@ class _Group(click.Group):
     """Shows every BayplanError as one message, never as a traceback (unless --debug)."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # `python:` schemas are found where Ray's workers find them
         try:
             return super().invoke(ctx)
-        except BayplanError as error:
+        except (BayplanError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
-            for line in str(error).splitlines():
+            for line in _worded(error).splitlines():
                 click.secho(f"error: {line}", fg="red", err=True)
             ctx.exit(EXIT_USAGE if isinstance(error, RecipeError | UsageError) else EXIT_FAILURE)
+
+
+def _worded(error: BayplanError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -63,7 +72,7 @@ def recipe_check(recipe_path: str) -> None:
     failed = False
     for source in loaded.sources:
         try:
-            inputs = list_inputs(source, source.resolved_root)
+            inputs = list_inputs(source, source.resolved_root, outside=loaded.output)
         except (BayplanError, OSError) as error:
             failed = True
             click.secho(f"error: source {source.name!r}: {error}", fg="red", err=True)

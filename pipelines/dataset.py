@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from packer.format import layout
-from packer.format.errors import UsageError
+from packer.format.errors import FormatError, RecipeError, UsageError
 from packer.format.manifest import PartManifest, decode_source, encode_document, encode_source, parse_document
 from packer.storage import Storage, join_url
 from pipelines.ledger import read_manifests
@@ -44,7 +44,10 @@ def read_identity(storage: Storage) -> Identity | None:
     except FileNotFoundError:
         return None
     document = parse_document(data, join_url(storage.url, layout.DATASET_FILE), kind="dataset")
-    return Identity(name=document["name"], fingerprints=document["sources"], limit=document.get("limit"))
+    name, sources, limit = document.get("name"), document.get("sources"), document.get("limit")
+    if not isinstance(name, str) or not isinstance(sources, dict) or not isinstance(limit, int | None):
+        raise FormatError(f"{join_url(storage.url, layout.DATASET_FILE)}: found no name or sources: the file is damaged")
+    return Identity(name=name, fingerprints=sources, limit=limit)
 
 
 def require_identity(storage: Storage) -> Identity:
@@ -104,7 +107,12 @@ def read_recipe(storage: Storage) -> Recipe | None:
     with tempfile.TemporaryDirectory(prefix="bayplan-") as folder:
         path = Path(folder) / layout.RECIPE_FILE
         path.write_bytes(data)
-        return load_recipe(path)
+        try:
+            return load_recipe(path)
+        except RecipeError as error:
+            raise FormatError(
+                f"{join_url(storage.url, layout.RECIPE_FILE)}: not a recipe this release reads: {error.problems[0]}"
+            ) from error
 
 
 def read_pins(recipe: Recipe | None) -> dict[str, Pin]:

@@ -63,7 +63,7 @@ def estimate_recipe(recipe: Recipe, listener: Listener, should_stop: Callable[[]
     for source in recipe.sources:
         estimate = estimates[source.name] = Estimate(source=source.name)
         try:
-            found = list_inputs(source, source.resolved_root)
+            found = list_inputs(source, source.resolved_root, outside=recipe.output)
         except (BayplanError, OSError) as error:
             estimate.failure = str(error)
             continue

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import posixpath
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
 
-from packer.format.errors import InputError
+from packer.format.errors import FormatError, InputError
 from packer.format.layout import INVENTORY_FILE, file_hash
 from packer.format.manifest import encode_document, parse_document
 from packer.images import CheckLevel, Conversion, ImageLimits
@@ -18,7 +19,8 @@ from packer.row_source import SourceConfig
 from packer.schemas import SchemaConfig
 from packer.sources import InputRange
 from packer.storage import FileStat, Storage, is_local, list_matching, local_path
-from pipelines.recipe import Source, source_fingerprint
+from pipelines.recipe import Source, fingerprint_keys, source_fingerprint
+from pipelines.recipe_paths import is_below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +42,37 @@ def first_not_empty(inputs: Sequence[InputFile]) -> InputFile | None:
     return next((item for item in inputs if item.stat.size), None)
 
 
-def list_inputs(source: Source, root: str) -> list[InputFile]:
-    """Files of a source, sorted by their path relative to `root`.
+def naming_root(source: Source, pinned: str | None) -> str:
+    """The folder that a source's file names are relative to: part names hang on it, so it is kept where it can be.
+
+    A source that moved as a whole keeps its names; one that grew beyond its folder would change them.
+
+    Raises:
+        InputError: when only some of its patterns lie in the folder that the first run settled.
+    """
+    if source.root is not None or pinned is None:
+        return source.resolved_root
+    inside = [is_below(pattern, pinned) for pattern in source.files]
+    if all(inside):
+        return pinned
+    if not any(inside):
+        return source.resolved_root
+    outside = source.files[inside.index(False)]
+    raise InputError(
+        f"{outside}: found a pattern outside of {pinned}, the folder that this source's part names are relative to: "
+        "make it a source of its own, or pack into a new output"
+    )
+
+
+def list_inputs(source: Source, root: str, *, outside: str) -> list[InputFile]:
+    """Files of a source, sorted by their path relative to `root`; what lies in the dataset itself (`outside`) is none.
 
     Raises:
         InputError: when a pattern matches nothing, or two paths share a part name.
     """
     found: dict[str, FileStat] = {}
     for pattern in source.files:
-        matches = list_matching(pattern)
+        matches = [file for file in list_matching(pattern) if not _is_inside(file.name, outside)]
         if not matches:
             raise InputError(
                 f"{pattern}: found no file, expected at least one: check the pattern (a glob: * ? [..] **) "
@@ -74,6 +98,10 @@ def _is_text(name: str) -> bool:
     return True
 
 
+def _is_inside(url: str, folder: str) -> bool:
+    return url.startswith(folder.rstrip("/") + "/")
+
+
 def _relative(url: str, root: str) -> str:
     if is_local(url):
         return posixpath.relpath(local_path(url), local_path(root))
@@ -82,7 +110,16 @@ def _relative(url: str, root: str) -> str:
 
 
 def source_config(source: Source, root: str) -> SourceConfig:
-    """What the converter needs of a source."""
+    """What the converter needs of a source.
+
+    Raises:
+        InputError: when the module of a `python:` schema is not found: its edits would go unnoticed.
+    """
+    if source.schema_name.startswith("python:") and fingerprint_keys(source)["schema_digest"] is None:
+        raise InputError(
+            f"schema {source.schema_name}: found no source file of its module on {', '.join(filter(None, sys.path[:3]))}, ...: "
+            "run from its folder, put it on PYTHONPATH or into the job's working dir"
+        )
     fields = {key: value for key, value in source.fields.items() if key != "id"}
     images = source.images
     conversion = images.convert
@@ -129,8 +166,11 @@ def read_inventory(storage: Storage) -> Inventory:
         data = storage.read_bytes(INVENTORY_FILE)
     except FileNotFoundError:
         return {}
-    files = parse_document(data, INVENTORY_FILE, kind="inventory")["files"]
-    return {source: {file: (size, stamp) for file, (size, stamp) in entries.items()} for source, entries in files.items()}
+    try:
+        files = parse_document(data, INVENTORY_FILE, kind="inventory")["files"]
+        return {source: {file: (size, stamp) for file, (size, stamp) in entries.items()} for source, entries in files.items()}
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise FormatError(f"{INVENTORY_FILE}: found no files in it: it is damaged; remove it, it is made anew") from error
 
 
 def write_inventory(storage: Storage, inventory: Inventory) -> None:

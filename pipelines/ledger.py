@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -78,10 +79,21 @@ def open_ledger(
         ledger.done.extend(parts)
         max_rows = None if limit is None else -(-limit // len(inputs))
         ledger.tasks.extend(_left(config, ranges, parts, max_rows))
+    for file, where in _moved(ledger, by_file, inputs).items():
+        ledger.changed[file] = f"it is gone, and {where} is new and as large: the same rows would be packed twice"
+        ledger.stale.extend(by_file.pop(file))
     for file, parts in sorted(by_file.items()):
         ledger.notes.append(f"{file}: not among the inputs any more; its {len(parts)} parts are kept")
         ledger.done.extend(parts)
     return ledger
+
+
+def _moved(ledger: SourceLedger, vanished: Mapping[str, Sequence[PartManifest]], inputs: Sequence[InputFile]) -> dict[str, str]:
+    """Vanished files -> the new file of the same name and size elsewhere: another `root` names every file anew."""
+    done = {part.input.file for part in ledger.done}
+    new = {(posixpath.basename(item.file), item.stat.size): item.file for item in inputs if item.file not in done}
+    found = {file: new.get((posixpath.basename(file), parts[0].input.file_size)) for file, parts in vanished.items()}
+    return {file: where for file, where in sorted(found.items()) if where is not None}
 
 
 def _by_file(manifests: Iterable[PartManifest]) -> dict[str, list[PartManifest]]:
@@ -106,6 +118,11 @@ def _difference(
     sizes = {part.input.file_size for part in parts}
     if sizes != {item.stat.size}:
         return f"found {item.stat.size} bytes, its parts were made from {', '.join(map(str, sorted(sizes)))}"
+    by_index = {work.range_index: work for work in ranges}
+    for part in parts:
+        work = by_index.get(part.identity.range_index)
+        if work is None or part.input.byte_start < work.byte_start:
+            return f"part {part.part_id} was cut with another `range_bytes`"
     if known == (item.stat.size, item.stat.stamp):
         return None
     for part in parts:
@@ -133,7 +150,9 @@ def _left(
         if last is None:
             yield ConvertTask(source=config, work=work, max_rows=max_rows)
         elif not last.is_last_of_range:
-            yield ConvertTask(source=config, work=work, next_roll=next_roll, resume_at=last.input.byte_end, max_rows=max_rows)
+            num_read = sum(done[roll].num_read for roll in range(next_roll))
+            left = None if max_rows is None else max(max_rows - num_read, 0)
+            yield ConvertTask(source=config, work=work, next_roll=next_roll, resume_at=last.input.byte_end, max_rows=left)
 
 
 def drop_parts(storage: Storage, parts: Iterable[PartManifest]) -> None:

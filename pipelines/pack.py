@@ -12,18 +12,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from packer.format import layout
-from packer.format.errors import BayplanError, InputError, RecipeError, StorageFault
+from packer.format.errors import BayplanError, UsageError
 from packer.format.manifest import PartManifest, Totals, total
 from packer.row_source import SourceConfig
 from packer.storage import Storage, open_storage
 from pipelines import dataset
-from pipelines.inputs import InputFile, Inventory, first_not_empty, list_inputs, read_inventory, source_config, write_inventory
+from pipelines.inputs import (
+    InputFile,
+    Inventory,
+    first_not_empty,
+    list_inputs,
+    naming_root,
+    read_inventory,
+    source_config,
+    write_inventory,
+)
 from pipelines.ledger import SourceLedger, changed_meanwhile, check_coverage, drop_parts, open_ledger, read_manifests
 from pipelines.ray_executor import Listener, Outcome, RayExecutor
 from pipelines.recipe import Pin, Recipe, Source, differing_fields, fingerprint_keys
 from pipelines.tasks import Scouted, ScoutTask, Task
 
 _MAX_LISTED = 10
+_RAY_COPY = "/runtime_resources/working_dir_files/"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +91,11 @@ class PackJob:
         should_stop: Callable[[], bool] = lambda: False,
         run_tasks: RunTasks | None = None,
     ) -> None:
+        if _RAY_COPY in recipe.output:
+            raise UsageError(
+                f"output: found {recipe.output}, a place in the copy that Ray made of the job's working dir and will delete: "
+                "give an absolute path or a URL"
+            )
         output = recipe.output if limit is None else f"{recipe.output.rstrip('/')}.limit-{limit}"
         self.storage: Storage = open_storage(output)
         self._recipe = recipe
@@ -107,8 +122,8 @@ class PackJob:
         inventory = read_inventory(self.storage)
         for item in prepared:
             self._open_ledger(item, inventory, old_recipe)
-        refused = {item.source.name for item in prepared if item.ledger.changed}
         prepared = self._working(prepared)
+        refused = {name for name, report in self._report.sources.items() if report.failure is not None}
         self._write_recipe(pins, old_recipe, refused)
         write_inventory(self.storage, _updated(inventory, prepared))
         self._convert(prepared)
@@ -149,9 +164,10 @@ class PackJob:
         for source in self._recipe.sources:
             pin = pins.get(source.name)
             try:
-                root = source.root or (pin.root if pin else source.resolved_root)
-                inputs = list_inputs(source, root)
-            except (InputError, StorageFault, RecipeError, OSError) as error:
+                root = naming_root(source, pin.root if pin else None)
+                config = source_config(source, root)
+                inputs = list_inputs(source, root, outside=self.storage.url)
+            except (BayplanError, OSError) as error:
                 self._fail(source.name, str(error))
                 continue
             range_bytes = source.range_bytes or (pin.range_bytes if pin else 0)
@@ -164,7 +180,7 @@ class PackJob:
                 continue
             self.storage.remove_stale_temporaries(layout.source_dir(source.name))
             pin = Pin(root=root, range_bytes=range_bytes)
-            prepared.append(_Prepared(source=source, config=source_config(source, root), inputs=inputs, pin=pin))
+            prepared.append(_Prepared(source=source, config=config, inputs=inputs, pin=pin))
         return prepared
 
     def _scout(self, prepared: list[_Prepared]) -> None:
@@ -205,7 +221,8 @@ class PackJob:
             manifests = read_manifests(self.storage, name)
             known = inventory.get(name, {})
             ledger = open_ledger(item.config, item.inputs, manifests, known, item.pin.range_bytes, self._limit)
-            if ledger.changed and self._replace_changed:
+            holds_nothing = not any(manifest.num_written for manifest in manifests)
+            if ledger.changed and (self._replace_changed or holds_nothing or self._limit is not None):
                 drop_parts(self.storage, ledger.stale)
                 ledger = open_ledger(item.config, item.inputs, ledger.done, known, item.pin.range_bytes, self._limit)
         except (BayplanError, OSError) as error:
@@ -242,7 +259,7 @@ class PackJob:
                     self._fail(name, "; ".join(problems[:_MAX_LISTED]))
             if report.failure is None and report.totals.num_read and not report.totals.num_written:
                 reasons = ", ".join(f"{reason} {count}" for reason, count in report.totals.quarantined_by_reason.items())
-                self._fail(name, f"all {report.totals.num_read} rows are quarantined ({reasons}): see `bayplan quarantine`")
+                self._fail(name, f"all {report.totals.num_read} rows are quarantined ({reasons}): {_see(self.storage.url, name)}")
         view, num_parts = dataset.stock_view(self._recipe, parts)
         self.storage.publish_bytes(layout.STOCK_FILE, view)
         if num_parts > dataset.MAX_STOCK_PARTS:
@@ -263,6 +280,10 @@ class _Relay(Listener):
 
     def tick(self) -> None:
         self._inner.tick()
+
+
+def _see(output: str, source: str) -> str:
+    return f"see `bayplan quarantine {output} --source {source}`"
 
 
 def _updated(inventory: Inventory, prepared: Iterable[_Prepared]) -> Inventory:

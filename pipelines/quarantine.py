@@ -6,12 +6,14 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from packer.format.errors import UsageError
 from packer.format.manifest import PartManifest
 from packer.format.quarantine import QuarantineLine
 from packer.format.reasons import EXPLANATIONS, Reason
@@ -44,6 +46,10 @@ def print_quarantine(url: str, *, source: str | None, reason: str | None, exampl
     """Print a table by source and reason, or every line as JSON."""
     storage = open_storage(url)
     identity = dataset.require_identity(storage)
+    if source is not None and source not in identity.fingerprints:
+        raise UsageError(f"found no source {source!r} in {storage.url}; its sources: {', '.join(identity.fingerprints)}")
+    if reason is not None and reason not in set(Reason):
+        raise UsageError(f"found no reason {reason!r}; the nearest: {', '.join(get_close_matches(reason, list(Reason)))}")
     groups: dict[tuple[str, Reason], _Group] = {}
     for name in identity.fingerprints:
         if source not in (None, name):

@@ -29,6 +29,8 @@ from pipelines.tasks import ProbeTask, Result, Task, run_task
 
 FAULT_DELAYS_SECONDS: tuple[float, ...] = (5.0, 30.0, 120.0)
 """Pauses before a task is run again after a fault that may pass."""
+TOLERATED_FAULTS = 20
+"""In the last try: images in a row whose store keeps failing that go to quarantine; more of them are an outage."""
 MAX_DEATHS = 12
 """Deaths of a task's workers without one step forward, before its source is given up."""
 _DEATHS_ALONE = 2
@@ -342,6 +344,12 @@ class RayExecutor:
             self._give_up(unit.source, f"unexpected {type(cause).__name__}: {cause}; please report this\n{error}")
 
     def _faulted(self, unit: Unit, error: BaseException) -> None:
+        if unit.num_faults == len(FAULT_DELAYS_SECONDS) and not unit.task.source.max_faults:
+            self._listener.say(unit.source, f"{error}; trying once more, up to {TOLERATED_FAULTS} such images go to quarantine")
+            source = dataclasses.replace(unit.task.source, max_faults=TOLERATED_FAULTS)
+            unit.task = dataclasses.replace(unit.task, source=source)
+            self._requeue(unit)
+            return
         if unit.num_faults >= len(FAULT_DELAYS_SECONDS):
             self._give_up(unit.source, f"gave up after {unit.num_faults + 1} tries: {error}")
             return

@@ -109,12 +109,12 @@ class _Options(_Model):
     keep: Keep = Field(default="all", description="Top-level fields carried along; all: every one the schema did not use")
     val: float = Field(default=0.0, ge=0, le=0.5, description="Share of the samples held out for validation")
     non_finite: NonFinite = Field(default="quarantine", description="A row with NaN or Infinity: quarantine it, or null")
-    max_line_bytes: ByteSize = Field(default=64 * MIB, description="Longest line; longer ones are quarantined")
+    max_line_bytes: ByteSize = Field(default=64 * MIB, le=1024 * GIB, description="Longest line; longer ones are quarantined")
     range_bytes: RangeSize | None = Field(
         default=None, description="Input bytes of one task, a power of two; null: found by sampling, then pinned"
     )
     target_bundle_bytes: BundleSize = Field(default=GIB, description="Size at which a bundle is closed, below 4 GiB")
-    row_timeout_seconds: float = Field(default=300.0, gt=0, description="Longest time one row may take")
+    row_timeout_seconds: float = Field(default=300.0, gt=0, le=604_800, description="Longest time one row may take")
     images: ImagePolicy = Field(default=ImagePolicy(), description="What images must be like")
 
 

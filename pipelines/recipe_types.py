@@ -25,7 +25,7 @@ GIB = 2**30
 
 _SLUG = "^[a-z0-9][a-z0-9_-]{0,62}$"
 _PYTHON_SCHEMA = r"^python:[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
-_HOST = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$"
+_HOST = "^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?$"
 _SIZE = re.compile(r"^([0-9]+(?:\.[0-9]+)?) *([KkMmGgTt][Ii]?)?[Bb]$")
 _UNITS = {"": 1} | {
     letter + suffix: base**power for power, letter in enumerate("kmgt", start=1) for suffix, base in (("", 1000), ("i", 1024))
@@ -89,7 +89,7 @@ Host = Annotated[
     str,
     Field(pattern=_HOST),
     AfterValidator(str.lower),
-    _pattern_schema(_HOST, 'the name of a host such as "images.example.org"'),
+    _pattern_schema(_HOST, 'the name of a host such as "images.example.org", or with its port'),
 ]
 ByteSize = Annotated[
     int, BeforeValidator(_parse_bytes), Field(gt=0), _bytes_schema('a number of bytes, or a size such as "64MiB"')

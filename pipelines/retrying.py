@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from packer.format import layout
-from packer.format.errors import BayplanError, UsageError
+from packer.format.errors import BayplanError, InputError, UsageError
 from packer.format.manifest import total
 from packer.retry import RetryTask
 from packer.storage import open_storage
@@ -39,11 +39,13 @@ def retry_dataset(
         if only and source.name not in only:
             continue
         state = report.sources[source.name] = SourceReport()
-        config = source_config(source, source.resolved_root)
         try:
-            manifests = read_manifests(storage, source.name)
-            quarantined = [part for part in manifests if part.num_quarantined]
-            inputs = {item.file: item for item in list_inputs(source, source.resolved_root)} if quarantined else {}
+            config = source_config(source, source.resolved_root)
+            quarantined = [part for part in read_manifests(storage, source.name) if part.num_quarantined]
+            if any(part.recipe_fingerprint != config.fingerprint for part in quarantined):
+                raise InputError("its recipe is not the one its parts were made with: run `bayplan pack` with that recipe first")
+            found = list_inputs(source, source.resolved_root, outside=storage.url) if quarantined else []
+            inputs = {item.file: item for item in found}
             tasks += [
                 (source.name, RetryTask(source=config, work=whole_file(config, inputs, part), part=part)) for part in quarantined
             ]
@@ -60,7 +62,8 @@ def retry_dataset(
             state.incomplete = [part.input.file for part in parts[source.name] if not part.input.input_complete]
             state.failure = state.failure or outcome.failures.get(source.name)
             gained = sum(getattr(result, "num_written", 0) for result in outcome.results.get(source.name, []))
-            state.notes.append(f"{gained} rows are records now")
+            if gained or state.totals.num_quarantined:
+                state.notes.append(f"{gained} rows are records now")
     report.above_limit = above_limit(recipe, total(part for many in parts.values() for part in many))
     view, _ = dataset.stock_view(recipe, parts)
     storage.publish_bytes(layout.STOCK_FILE, view)

@@ -17,7 +17,7 @@ from packer.format.errors import RowError
 from packer.format.layout import PartId, file_hash
 from packer.format.manifest import PartManifest, decode_manifest
 from packer.guard import Guard
-from packer.loading import ImageLoader, Outcome
+from packer.loading import Outcome
 from packer.readahead import ReadAhead
 from packer.references import ReferenceReader
 from packer.retry import RetryTask, retry_part
@@ -113,16 +113,16 @@ def run_task(task: Task, dataset_url: str, guard: Guard) -> Iterator[Step | Resu
 def resume(task: ConvertTask, storage: Storage) -> ConvertTask | None:
     """The task from behind the last committed part of its range on; None when the range is whole."""
     source, work = task.source.name, task.work
-    roll, resume_at = task.next_roll, task.resume_at
     while True:
-        part_id = PartId(file_hash(work.file), work.range_index, roll)
+        part_id = PartId(file_hash(work.file), work.range_index, task.next_roll)
         name = layout.part_file(source, str(part_id), layout.MANIFEST_SUFFIX)
         if storage.stat(name) is None:
-            return dataclasses.replace(task, next_roll=roll, resume_at=resume_at)
+            return task
         manifest = decode_manifest(storage.read_bytes(name), name)
         if manifest.is_last_of_range:
             return None
-        roll, resume_at = roll + 1, manifest.input.byte_end
+        left = None if task.max_rows is None else max(task.max_rows - manifest.num_read, 0)
+        task = dataclasses.replace(task, next_roll=task.next_roll + 1, resume_at=manifest.input.byte_end, max_rows=left)
 
 
 def _scout(task: ScoutTask, guard: Guard) -> Iterator[Step | Scouted]:
@@ -132,7 +132,7 @@ def _scout(task: ScoutTask, guard: Guard) -> Iterator[Step | Scouted]:
         ReferenceReader(task.source.references) as reader,
         LineReader(task.work, max_line_bytes=task.source.max_line_bytes) as lines,
     ):
-        loader = ImageLoader(reader, task.source.images)
+        loader = task.source.loader(reader)
         ahead = ReadAhead(rows.rows(_first_rows(lines, SCOUT_ROWS)), loader, on_image=guard.progress)
         try:
             for row, outcomes in ahead:
@@ -191,7 +191,7 @@ def _probe(task: ProbeTask, guard: Guard) -> Iterator[Step]:
         ReferenceReader(task.source.references) as reader,
         LineReader(task.work, max_line_bytes=task.source.max_line_bytes, resume_at=task.first) as lines,
     ):
-        loader = ImageLoader(reader, task.source.images)
+        loader = task.source.loader(reader)
         for line in lines:
             if line.byte_offset > task.last:
                 return

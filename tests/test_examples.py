@@ -52,7 +52,7 @@ for batch in get_loader(dataset):
 
 
 def inputs_of(source: Source) -> list[InputFile]:
-    return list_inputs(source, source.resolved_root)
+    return list_inputs(source, source.resolved_root, outside="/nowhere")
 
 
 def lines_of(item: InputFile) -> Iterator[bytes]:

@@ -11,13 +11,11 @@ import tempfile
 import weakref
 from typing import Any, BinaryIO, cast
 
-from fsspec.core import url_to_fs
-
 from packer.format.digest import FileDigest
 from packer.format.errors import OutputError, StorageFault
 from packer.storage.base import Proof, Staged, Storage
 from packer.storage.faults import with_retries
-from packer.storage.urls import FileStat, join_url, remote_stamp
+from packer.storage.urls import FileStat, filesystem, join_url, remote_stamp
 
 _BLOCK_BYTES = 1 << 20
 
@@ -27,7 +25,7 @@ class ObjectStorage(Storage):
 
     def __init__(self, url: str) -> None:
         super().__init__(url.rstrip("/"))
-        self._fs, self._prefix = url_to_fs(self.url)
+        self._fs, self._prefix = filesystem(self.url)
         self._scratch = tempfile.mkdtemp(prefix="bayplan-")
         weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import fnmatch
 import io
 import os
+import re
 import stat as stat_module
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import fsspec
 from fsspec.core import url_to_fs
 
+from packer.format.errors import InputError, UsageError
 from packer.storage.faults import TooLarge, with_retries
 
 _REMOTE_BLOCK_BYTES = 4 << 20
@@ -28,6 +32,23 @@ class FileStat:
     stamp: str
     """Changes when the file is written again: modification time in ns, or the store's etag."""
     modified_seconds: float = 0.0
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it.
+
+    Raises:
+        UsageError: for a scheme nobody knows or a store whose package is not installed.
+    """
+    try:
+        found: tuple[Any, str] = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        scheme = url.partition("://")[0]
+        raise UsageError(
+            f"{url}: {error}: expected a path or the URL of a store whose fsspec package is installed here and on every node "
+            f"(s3: `bayplan[s3]`, gcs: `bayplan[gcs]`; found scheme {scheme!r})"
+        ) from error
+    return found
 
 
 def is_local(url: str) -> bool:
@@ -72,7 +93,7 @@ def open_url(url: str) -> BinaryIO:
 def _open_once(url: str) -> BinaryIO:
     if is_local(url):
         return open(local_path(url), "rb")
-    fs, path = url_to_fs(url)
+    fs, path = filesystem(url)
     return cast(BinaryIO, fs.open(path, "rb", block_size=_REMOTE_BLOCK_BYTES))
 
 
@@ -83,9 +104,11 @@ def stat_url(url: str) -> FileStat:
         if is_local(url):
             found = os.stat(local_path(url))
             if stat_module.S_ISDIR(found.st_mode):
-                raise IsADirectoryError(errno.EISDIR, "is a directory", url)
+                raise IsADirectoryError(errno.EISDIR, "found a folder, expected files: name them with a pattern", url)
+            if not stat_module.S_ISREG(found.st_mode):
+                raise InputError(f"{url}: found a pipe, socket or device, expected a file")
             return FileStat(name=url, size=found.st_size, stamp=str(found.st_mtime_ns))
-        fs, path = url_to_fs(url)
+        fs, path = filesystem(url)
         info = fs.info(path)
         if info["type"] == "directory":
             raise IsADirectoryError(errno.EISDIR, "is a directory", url)
@@ -101,14 +124,53 @@ def list_matching(pattern: str) -> list[FileStat]:
             return [stat_url(pattern)]
         except FileNotFoundError:
             return []
-    fs, path = url_to_fs(pattern)
-    found = with_retries(lambda: fs.glob(path, detail=True), pattern)
-    prefix = "" if is_local(pattern) else pattern.partition("://")[0] + "://"
-    files = [(name, info) for name, info in found.items() if info["type"] != "directory"]
     if is_local(pattern):
-        return sorted((stat_url(name) for name, _ in files), key=lambda file: file.name)
+        return _list_local(local_path(pattern))
+    fs, path = filesystem(pattern)
+    found = with_retries(lambda: fs.glob(path, detail=True), pattern)
+    prefix = pattern.partition("://")[0] + "://"
+    files = [(name, info) for name, info in found.items() if info["type"] != "directory"]
     listed = [FileStat(name=prefix + name, size=int(info["size"]), stamp=remote_stamp(info)) for name, info in files]
     return sorted(listed, key=lambda file: file.name)
+
+
+def _list_local(pattern: str) -> list[FileStat]:
+    root, *steps = pattern.split("/")
+    names = sorted(set(_expand(root or "/", steps, frozenset())))
+    return [stat_url(name) for name in names if not os.path.isdir(name)]
+
+
+def _expand(folder: str, steps: list[str], above: frozenset[str]) -> Iterator[str]:
+    """Paths below a folder that match the steps of a pattern. Links are followed; a folder that may not be read is an error."""
+    if not steps:
+        yield folder
+        return
+    step, rest = steps[0], steps[1:]
+    if step == "**":
+        real = os.path.realpath(folder)
+        if real in above:
+            return  # a link to a folder it lies in
+        yield from _expand(folder, rest or ["*"], above)
+        for name in _names(folder, "*"):
+            if os.path.isdir(os.path.join(folder, name)):
+                yield from _expand(os.path.join(folder, name), steps, above | {real})
+    elif fsspec.core.has_magic(step):
+        for name in _names(folder, step):
+            path = os.path.join(folder, name)
+            if not rest or os.path.isdir(path):
+                yield from _expand(path, rest, above)
+    elif step and os.path.lexists(path := os.path.join(folder, step)):
+        yield from _expand(path, rest, above)
+    elif not step:
+        yield from _expand(folder, rest, above)
+
+
+def _names(folder: str, step: str) -> list[str]:
+    """Entries of a folder that match one step; hidden ones only where the step begins with a dot."""
+    if not os.path.isdir(folder):
+        return []
+    matches = re.compile(fnmatch.translate(step)).match
+    return [name for name in os.listdir(folder) if matches(name) and (step[0] == "." or name[0] != ".")]
 
 
 def remote_stamp(info: dict[str, Any]) -> str:

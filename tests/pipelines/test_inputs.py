@@ -19,7 +19,7 @@ def source_of(tmp_path):
 
 
 def files_of(source, root):
-    return [item.file for item in list_inputs(source, str(root))]
+    return [item.file for item in list_inputs(source, str(root), outside="/nowhere")]
 
 
 def test_files_of_one_base_name_keep_their_folders_and_are_sorted(source_of, kit, tmp_path):
@@ -41,7 +41,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_shows_what_was_searched
 def test_files_of_a_bucket_are_listed_relative_to_it(source_of, s3):
     for name in ("a/0.jsonl", "b/0.jsonl"):
         open_storage(s3).publish_bytes(f"in/{name}", b"{}\n")
-    items = list_inputs(source_of(f"{s3}/in/*/*.jsonl"), f"{s3}/in")
+    items = list_inputs(source_of(f"{s3}/in/*/*.jsonl"), f"{s3}/in", outside="/nowhere")
     assert [(item.file, item.stat.name, item.stat.size) for item in items] == [
         ("a/0.jsonl", f"{s3}/in/a/0.jsonl", 3),
         ("b/0.jsonl", f"{s3}/in/b/0.jsonl", 3),

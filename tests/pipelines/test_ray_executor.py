@@ -14,7 +14,7 @@ from packer.sources import InputRange
 from pipelines import ray_executor
 from pipelines.crumbs import Suspects
 from pipelines.inputs import source_config
-from pipelines.ray_executor import FAULT_DELAYS_SECONDS, MAX_DEATHS, Listener, RayExecutor, Unit, connect
+from pipelines.ray_executor import FAULT_DELAYS_SECONDS, MAX_DEATHS, TOLERATED_FAULTS, Listener, RayExecutor, Unit, connect
 from pipelines.recipe import Resources, Source
 from pipelines.tasks import ProbeTask
 
@@ -44,6 +44,8 @@ def test_a_fault_that_may_pass_is_tried_again_with_growing_pauses(executor: RayE
         executor._failed(unit, StorageFault("the store is slow"))
         assert unit.not_before - time.monotonic() == pytest.approx(delay, abs=1.0)
         assert executor._waiting["web"].pop() is unit
+    executor._failed(unit, StorageFault("the store is slow"))
+    assert executor._waiting["web"].pop().task.source.max_faults == TOLERATED_FAULTS
     executor._failed(unit, StorageFault("the store is slow"))
     assert executor._outcome.failures == {"web": "gave up after 4 tries: the store is slow"}
 
