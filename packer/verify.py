@@ -18,10 +18,10 @@ from packer.format import layout
 from packer.format.bundle import check_image
 from packer.format.digest import FileDigest, image_digest
 from packer.format.errors import FormatError, RowError
-from packer.format.manifest import PartManifest, check_supersedes, decode_source
+from packer.format.manifest import PartManifest, check_supersedes, decode_source, encode_source
 from packer.format.offsets import decode_offsets
 from packer.format.quarantine import decode_quarantine
-from packer.format.record import decode_record, image_parts
+from packer.format.record import content_parts, decode_record, image_parts
 from packer.images import CheckLevel, ImageLimits, inspect
 from packer.storage import Storage, join_url
 
@@ -67,7 +67,7 @@ def _listing(verdict: PartVerdict, where: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         verdict.problems.append(f"{where}: found nothing, the manifest names it: the file was removed")
-    except (FormatError, zipfile.BadZipFile, OSError, KeyError, TypeError) as error:
+    except Exception as error:  # a damaged file can make a library fail in any way
         message = str(error) or type(error).__name__
         verdict.problems.append(message if message.startswith(where) else f"{where}: {message}")
 
@@ -86,7 +86,7 @@ def _verify_records(storage: Storage, manifest: PartManifest, verdict: PartVerdi
     index = layout.part_file(manifest.source, manifest.part_id, layout.OFFSETS_SUFFIX)
     offsets = decode_offsets(storage.read_bytes(index), index)
     images: dict[int, dict[str, Any]] = {}
-    position = num_references = 0
+    position = num_references = num_dropped = 0
     with storage.open_read(name) as file:
         for number, line in enumerate(file):
             where = f"{name} line {number}"
@@ -94,8 +94,8 @@ def _verify_records(storage: Storage, manifest: PartManifest, verdict: PartVerdi
                 raise FormatError(f"{where}: begins at byte {position}, which is not what its offset file says")
             position += len(line)
             record = decode_record(line, where)
-            if sorted(image_parts(record)) != list(range(len(record["images"]))):
-                raise FormatError(f"{where}: its content does not name each of its {len(record['images'])} images once")
+            _check_record(record, manifest, where)
+            num_dropped += record.get("num_images_dropped", 0)
             num_references += len(record["images"])
             for entry in record["images"]:
                 _note_image(images, entry, manifest, where)
@@ -104,8 +104,24 @@ def _verify_records(storage: Storage, manifest: PartManifest, verdict: PartVerdi
         raise FormatError(f"{name}: found {verdict.num_records} lines, its offset file has {len(offsets) - 1}")
     _expect(name, "records", verdict.num_records, manifest.num_written)
     _expect(name, "image references", num_references, manifest.num_images)
+    _expect(name, "dropped images", num_dropped, sum(manifest.images_dropped_by_reason.values()))
     verdict.num_images = num_references
     return images
+
+
+def _check_record(record: Mapping[str, Any], manifest: PartManifest, where: str) -> None:
+    if not isinstance(record["id"], str) or not record["id"]:
+        raise FormatError(f"{where}: found id {record['id']!r}, expected a text")
+    for part in content_parts(record):
+        if part["type"] == "text" and isinstance(part["text"], str):
+            continue
+        if part["type"] != "image" or type(part["image"]) is not int:
+            raise FormatError(f"{where}: found a part {str(part)[:60]}, expected a text or the number of an image")
+    if sorted(image_parts(record)) != list(range(len(record["images"]))):
+        raise FormatError(f"{where}: its content does not name each of its {len(record['images'])} images once")
+    origin, span = record["origin"], manifest.input
+    if origin["file"] != span.file or not span.byte_start <= origin["byte_offset"] < span.byte_end:
+        raise FormatError(f"{where}: its origin {origin} does not lie in the part's input {span.file} from {span.byte_start} on")
 
 
 def _note_image(images: dict[int, dict[str, Any]], entry: dict[str, Any], manifest: PartManifest, where: str) -> None:
@@ -174,7 +190,12 @@ def _verify_image(data: bytes, entry: Mapping[str, Any], where: str, *, deep: bo
 def _verify_quarantine(storage: Storage, manifest: PartManifest) -> None:
     name = layout.part_file(manifest.source, manifest.part_id, layout.QUARANTINE_SUFFIX)
     lines = storage.read_bytes(name).splitlines() if name.rpartition("/")[2] in manifest.files else []
-    reasons = Counter(decode_quarantine(line, f"{name} line {number}").reason.value for number, line in enumerate(lines, 1))
+    rows = [decode_quarantine(line, f"{name} line {number}") for number, line in enumerate(lines, 1)]
+    span = manifest.input
+    for row in rows:
+        if (row.source, row.file) != (manifest.source, span.file) or not span.byte_start <= row.byte_offset < span.byte_end:
+            raise FormatError(f"{name}: row {row.file} byte {row.byte_offset} of {row.source!r} is not of this part's input")
+    reasons = Counter(row.reason.value for row in rows)
     if dict(reasons) != manifest.quarantined_by_reason:
         raise FormatError(f"{name}: found {dict(reasons)}, the manifest says {manifest.quarantined_by_reason}")
 
@@ -185,7 +206,9 @@ def verify_source(storage: Storage, source: str, manifests: Sequence[PartManifes
     name = layout.source_file(source)
     try:
         check_supersedes(manifests)
-        if decode_source(storage.read_bytes(name), join_url(storage.url, name)) != list(manifests):
+        data = storage.read_bytes(name)
+        decode_source(data, join_url(storage.url, name))
+        if data != encode_source(source, manifests):
             problems.append(f"{name}: does not hold the manifests that are there: run `bayplan pack` again")
     except FileNotFoundError:
         problems.append(f"{name}: found nothing: the run did not end; run `bayplan pack` again")

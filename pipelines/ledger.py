@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from packer.convert import ConvertTask
 from packer.format import layout
-from packer.format.errors import InputError
+from packer.format.errors import FormatError, InputError
 from packer.format.manifest import PartManifest, decode_manifest
 from packer.row_source import SourceConfig
 from packer.sources import Compression, InputRange, plan_ranges, span_digest
@@ -26,10 +26,31 @@ def read_manifests(storage: Storage, source: str) -> list[PartManifest]:
     Raises:
         FormatError: when a manifest is damaged or of another version.
     """
+    manifests, problems = collect_manifests(storage, source)
+    if problems:
+        raise problems[0]
+    return manifests
+
+
+def collect_manifests(storage: Storage, source: str) -> tuple[list[PartManifest], list[FormatError]]:
+    """The committed parts of a source that can be read, and what is wrong with the others."""
     names = [file.name for file in storage.list_dir(layout.source_dir(source)) if file.name.endswith(layout.MANIFEST_SUFFIX)]
+
+    def read(name: str) -> PartManifest | FormatError:
+        try:
+            manifest = decode_manifest(storage.read_bytes(name), name)
+        except FormatError as error:
+            return error
+        expected = layout.part_file(source, manifest.part_id, layout.MANIFEST_SUFFIX)
+        if manifest.source != source or name != expected:
+            return FormatError(f"{name}: found part {manifest.part_id} of source {manifest.source!r}: the file was moved here")
+        return manifest
+
     with ThreadPoolExecutor(_READERS) as pool:
-        manifests = list(pool.map(lambda name: decode_manifest(storage.read_bytes(name), name), names))
-    return sorted(manifests, key=lambda manifest: manifest.identity)
+        found = list(pool.map(read, names))
+    manifests = [item for item in found if isinstance(item, PartManifest)]
+    problems = [item for item in found if isinstance(item, FormatError)]
+    return sorted(manifests, key=lambda manifest: manifest.identity), problems
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,12 +14,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
+from packer.format import layout
 from packer.format.errors import BayplanError
 from packer.format.manifest import PartManifest, Totals, total
-from packer.storage import open_storage
+from packer.storage import FileStat, Storage, open_storage
 from packer.verify import PartVerdict, verify_part, verify_source
 from pipelines import dataset
-from pipelines.ledger import read_manifests
+from pipelines.inputs import InputFile, read_inventory
+from pipelines.ledger import check_coverage, collect_manifests
 from pipelines.report_text import counts_line
 
 
@@ -44,15 +46,15 @@ def verify_dataset(url: str, *, deep: bool, workers: int | None, console: Consol
     identity = dataset.require_identity(storage)
     problems: list[str] = []
     manifests: list[PartManifest] = []
+    inventory = _inventory(storage, problems)
     for source in identity.fingerprints:
-        try:
-            found = read_manifests(storage, source)
-        except BayplanError as error:
-            problems.append(str(error))
-            continue
-        if found or not identity.limit:
-            problems += verify_source(storage, source, found)
+        found, damaged = collect_manifests(storage, source)
+        problems += map(str, damaged)
+        problems += verify_source(storage, source, found)
+        if identity.limit is None:
+            problems += [f"{source}: {problem}" for problem in check_coverage(inventory.get(source, []), found)]
         manifests += found
+    problems += _verify_top(storage, identity, manifests)
     verdict = Verdict(totals=total(manifests), problems=problems, deep=deep)
     count = min(workers or os.cpu_count() or 1, max(len(manifests), 1))
     check = partial(_verify, storage.url, deep)
@@ -64,6 +66,40 @@ def verify_dataset(url: str, *, deep: bool, workers: int | None, console: Consol
             shown = track(parts, "parts", len(manifests), console=console, transient=True) if console.is_terminal else parts
             _collect(verdict, shown)
     return verdict
+
+
+def _inventory(storage: Storage, problems: list[str]) -> dict[str, list[InputFile]]:
+    """The inputs as the last run saw them: what of them is in no part is not packed yet."""
+    try:
+        inventory = read_inventory(storage)
+    except BayplanError as error:
+        problems.append(str(error))
+        return {}
+    return {
+        source: [InputFile(stat=FileStat(name=file, size=size, stamp=stamp), file=file) for file, (size, stamp) in files.items()]
+        for source, files in inventory.items()
+    }
+
+
+def _verify_top(storage: Storage, identity: dataset.Identity, manifests: Sequence[PartManifest]) -> Iterator[str]:
+    """Problems of the files at the top: sources nobody names, a recipe that cannot be read, a view of other parts."""
+    for name in storage.list_dirs(layout.SOURCES_DIR):
+        if name not in identity.fingerprints:
+            yield f"{layout.source_dir(name)}: {layout.DATASET_FILE} names no such source"
+    try:
+        recipe = dataset.read_recipe(storage)
+        stock = storage.read_bytes(layout.STOCK_FILE)
+    except (BayplanError, OSError) as error:
+        yield f"{error}: the run did not end, or the file was damaged; run `bayplan pack` again"
+        return
+    if recipe is None:
+        yield f"{layout.RECIPE_FILE}: found nothing: the run did not end; run `bayplan pack` again"
+        return
+    by_source: dict[str, list[PartManifest]] = {}
+    for manifest in manifests:
+        by_source.setdefault(manifest.source, []).append(manifest)
+    if stock != dataset.stock_view(recipe, by_source)[0]:
+        yield f"{layout.STOCK_FILE}: does not name the parts that are there: run `bayplan pack` again"
 
 
 def _verify(url: str, deep: bool, manifest: PartManifest) -> PartVerdict:

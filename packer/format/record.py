@@ -117,7 +117,12 @@ def decode_record(line: bytes | memoryview, where: str) -> dict[str, Any]:
     return record
 
 
+def content_parts(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """All parts in reading order, whichever way the record holds them."""
+    contents = [record["content"]] if "content" in record else [m["content"] for m in record["messages"]]
+    return [part for content in contents for part in content]
+
+
 def image_parts(record: Mapping[str, Any]) -> list[int]:
     """Image indexes in reading order, as the record's content or messages name them."""
-    contents = [record["content"]] if "content" in record else [m["content"] for m in record["messages"]]
-    return [part["image"] for content in contents for part in content if part["type"] == "image"]
+    return [part["image"] for part in content_parts(record) if part["type"] == "image"]

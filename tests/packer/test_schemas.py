@@ -193,3 +193,44 @@ def test_a_python_schema_that_cannot_be_loaded_is_named(own_schema):
     for name in ("python:own_schema_module:f", "python:no_such_module_at_all:f"):
         with pytest.raises(InputError, match=f"schema {name} cannot be loaded: .*PYTHONPATH"):
             schema_of(SchemaConfig(name=name, fields={}))
+
+
+def test_other_fields_of_a_llava_turn_are_carried(kit):
+    turns = [{"from": "gpt", "value": "yo", "loss": False, "weight": 1.5}, {"from": "human", "value": "hi"}]
+    (record,) = kit.records(kit.convert([{"conversations": turns}], kit.source("llava")))
+    assert [message.get("extra") for message in record["messages"]] == [{"loss": False, "weight": 1.5}, None]
+
+
+def python_schema(tmp_path, monkeypatch, body):
+    (tmp_path / "own_schema.py").write_text(f"import sys\ndef schema(row):\n    {body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_schema", raising=False)
+    return SchemaConfig(name="python:own_schema:schema", fields={})
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ("sys.exit(3)", "schema raised SystemExit: 3"),
+        ("return {'content': [], 'used': 'text'}", "returned `used` = 'text', expected a list of field names"),
+        ("return {'content': [], 'used': 5}", "returned `used` = 5, expected a list of field names"),
+    ],
+)
+def test_what_a_schema_of_the_users_does_wrong_costs_one_row(tmp_path, monkeypatch, body, detail):
+    config = python_schema(tmp_path, monkeypatch, body)
+    with pytest.raises(RowError) as refused:
+        schema_of(config)({}, config)
+    assert refused.value.reason is Reason.SCHEMA_ERROR
+    assert detail in refused.value.detail
+
+
+def test_messages_of_a_schema_of_the_users_keep_their_other_fields(tmp_path, monkeypatch):
+    config = python_schema(tmp_path, monkeypatch, "return {'messages': [{'role': 'a', 'content': 'b', 'tool_calls': [1]}]}")
+    assert schema_of(config)({}, config).body.items[0]["extra"] == {"tool_calls": [1]}
+
+
+def test_a_schema_that_fails_on_import_is_an_error_of_its_source(tmp_path, monkeypatch):
+    python_schema(tmp_path, monkeypatch, "return 1 +")
+    config = SchemaConfig(name="python:own_schema:schema", fields={})
+    with pytest.raises(InputError, match="cannot be loaded: SyntaxError"):
+        schema_of(config)
