@@ -125,13 +125,14 @@ class RowSource:
         spool = Spool()
         try:
             images, dropped = self._images(row.mapped, outcomes, spool)
+            extra = self._extra(row)
             return Sample(
                 line=row.line,
                 sample_id=self.sample_id(row),
                 body=_without_dropped(row.mapped.body, images) if dropped else row.mapped.body,
                 images=[image for image in images if image is not None],
                 origin_file=self._file,
-                extra=self._extra(row),
+                extra=extra,
                 dropped=dropped,
                 num_non_finite=row.num_non_finite,
                 spool=spool,
@@ -166,9 +167,11 @@ class RowSource:
         schema, keep = self.source.schema, self.source.keep
         used = row.mapped.used_fields | ({schema.id_field} if self._own_id(row) is not None else set())
         names = [name for name in row.fields if (name not in used if keep is None else name in keep)]
-        if not names and row.mapped.message_field is None:
+        if not names and row.mapped.message_field is None and row.mapped.part_field is None:
             return {}
         raw = raw_fields(row.text)
+        if row.mapped.part_field is not None:
+            _original_part_fields(row.mapped.body, raw[row.mapped.part_field])
         if row.mapped.message_field is not None:
             more = raw_message_fields(raw[row.mapped.message_field], MESSAGE_FIELDS[schema.name])
             for message, fields in zip(row.mapped.body.items, more, strict=True):
@@ -204,6 +207,21 @@ class RowSource:
         )
 
 
+def _original_part_fields(body: Body, raw: bytes) -> None:
+    """Put the original bytes of the parts' other fields in the place of their values."""
+    contents = [(body.items, raw)]
+    if body.kind == "messages":
+        raw_contents = [message.get("content", b"null") for message in raw_message_fields(raw, ())]
+        contents = [(message["content"], text) for message, text in zip(body.items, raw_contents, strict=True)]
+    for parts, text in contents:
+        if not any("extra" in part for part in parts):
+            continue
+        for part, fields in zip(parts, raw_message_fields(text, ()), strict=True):
+            for name in part.get("extra", ()):
+                if name not in ("image", "image_url", "url", "path"):
+                    part["extra"][name] = orjson.Fragment(fields[name])
+
+
 def _all_failures(failed: list[tuple[str, RowError]], num_images: int) -> RowError:
     """One error naming every image of a sample that failed; its reason is the first one's."""
     if num_images == 1:
@@ -226,7 +244,7 @@ def _without_dropped(body: Body, images: list[LoadedImage | None]) -> Body:
 
     def kept(parts: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [
-            {"type": "image", "image": numbers[part["image"]]} if part["type"] == "image" else part
+            {**part, "image": numbers[part["image"]]} if part["type"] == "image" else part
             for part in parts
             if part["type"] != "image" or part["image"] in numbers
         ]

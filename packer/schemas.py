@@ -56,6 +56,8 @@ class Mapped:
     used_fields: frozenset[str]
     num_cut: int = 0
     """References beyond the source's `max_per_sample` that were left out."""
+    part_field: str | None = None
+    """Where the content or messages stand, when some of their parts have fields beyond those the schema used."""
     message_field: str | None = None
     """Where the messages stand, when some have fields beyond those the schema used."""
 
@@ -68,6 +70,7 @@ class _Collector:
     """Numbers image references in reading order while a body is built."""
 
     references: list[str] = field(default_factory=list)
+    has_part_fields: bool = False
 
     def image(self, reference: object, where: str) -> dict[str, Any]:
         if not isinstance(reference, str) or not reference:
@@ -104,7 +107,12 @@ def map_interleaved(row: Mapping[str, Any], config: SchemaConfig) -> Mapped:
     parts = _field(row, name, list, "a list of text and image parts")
     collector = _Collector()
     content = _parts(parts, collector, repr(name))
-    return Mapped(body=Body(kind="content", items=content), references=collector.references, used_fields=frozenset({name}))
+    return Mapped(
+        body=Body(kind="content", items=content),
+        references=collector.references,
+        used_fields=frozenset({name}),
+        part_field=name if collector.has_part_fields else None,
+    )
 
 
 def _parts(parts: Sequence[Any], collector: _Collector, where: str) -> list[dict[str, Any]]:
@@ -119,9 +127,12 @@ def _parts(parts: Sequence[Any], collector: _Collector, where: str) -> list[dict
             text = part.get("text")
             if not isinstance(text, str):
                 raise _mismatch(f"{place}.text", text, "a string")
-            content.append(_text(text))
+            content.append(_text(text) | _other_fields(part, "text", collector))
         elif kind in ("image", "image_url", "input_image"):
-            content.append(collector.image(_image_of(part), f"{place}.{kind}"))
+            name = next((name for name in _IMAGE_KEYS if part.get(name) is not None), "image")
+            value = part.get(name)
+            image = collector.image(value.get("url") if isinstance(value, dict) else value, f"{place}.{kind}")
+            content.append(image | _other_fields(part, name, collector))
         elif kind in _MEDIA:
             raise RowError(
                 Reason.UNSUPPORTED_MEDIA, f"{place}: found a part of type {kind!r}; format version 1 holds text and images"
@@ -131,13 +142,15 @@ def _parts(parts: Sequence[Any], collector: _Collector, where: str) -> list[dict
     return content
 
 
-def _image_of(part: Mapping[str, Any]) -> object:
-    """The reference of an image part: `image`, `image_url`, or `image_url.url`, whichever is there."""
-    for key in ("image", "image_url", "url", "path"):
-        value = part.get(key)
-        if value is not None:
-            return value.get("url") if isinstance(value, dict) else value
-    return None
+def _other_fields(part: Mapping[str, Any], used: str, collector: _Collector) -> dict[str, Any]:
+    """What else a part says (`detail`, `alt`, ...), as the part's `extra`; nothing when there is nothing."""
+    extra = {name: value for name, value in part.items() if name not in ("type", used)}
+    if isinstance(part[used], dict) and len(part[used]) > 1:
+        extra[used] = {name: value for name, value in part[used].items() if name != "url"}
+    if not extra:
+        return {}
+    collector.has_part_fields = True
+    return {"extra": extra}
 
 
 def map_chat(row: Mapping[str, Any], config: SchemaConfig) -> Mapped:
@@ -168,6 +181,7 @@ def map_chat(row: Mapping[str, Any], config: SchemaConfig) -> Mapped:
         body=Body(kind="messages", items=items),
         references=collector.references,
         used_fields=frozenset({name}),
+        part_field=name if collector.has_part_fields else None,
         message_field=name if has_more else None,
     )
 
@@ -278,6 +292,7 @@ _MAPPINGS: dict[str, Mapping_] = {
     "caption": map_caption,
     "text": map_text,
 }
+_IMAGE_KEYS = ("image", "image_url", "url", "path")
 _PYTHON = re.compile(r"python:(?P<module>[\w.]+):(?P<function>\w+)")
 
 
@@ -315,6 +330,7 @@ def _python_mapping(module_name: str, function_name: str) -> Mapping_:
         if not isinstance(used, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in used):
             raise RowError(Reason.SCHEMA_ERROR, f"{function_name} returned `used` = {used!r:.60}, expected a list of field names")
         mapped.used_fields = frozenset(used)
+        mapped.part_field = None  # likewise: values, not bytes of the row
         if mapped.message_field is not None:
             mapped.message_field = None  # these messages are not in the row; their other fields are values, not bytes
             _keep_fields(mapped.body.items, result["messages"])

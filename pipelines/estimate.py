@@ -37,6 +37,7 @@ class Estimate:
     core_seconds: float = 0.0
     quarantined_share: float = 0.0
     num_rows_seen: int = 0
+    warning: str | None = None
 
 
 class _Clock(Listener):
@@ -97,6 +98,9 @@ def _scale(estimate: Estimate, seen: Scouted, source: Source, inputs: list[Input
         plain_bytes += seen.input_bytes - first.stat.size * ratios[Compression.of(first.stat.name)]
     factor = max(plain_bytes / seen.input_bytes, 1.0)
     estimate.num_rows_seen = seen.num_rows
+    if seen.num_rows and not seen.num_good:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in seen.reasons.most_common())
+        estimate.warning = f"all {seen.num_rows} rows seen are refused ({reasons}); the first, at byte {seen.first_refusal}"
     estimate.num_rows = round(seen.num_rows * factor)
     estimate.num_images = round(seen.num_images * factor)
     estimate.output_bytes = round((seen.image_bytes + seen.record_bytes) * factor)
@@ -125,7 +129,8 @@ def estimate_table(estimates: list[Estimate], cores: int, as_json: bool) -> str:
     console = Console(width=150)
     with console.capture() as capture:
         console.print(table)
-    failed = "".join(f"FAILED {item.source}: {item.failure}\n" for item in estimates if item.failure)
+    failed = "".join(f"WARNING {item.source}: {item.warning}\n" for item in estimates if item.warning)
+    failed += "".join(f"FAILED {item.source}: {item.failure}\n" for item in estimates if item.failure)
     return (capture.get() + failed).rstrip("\n")
 
 

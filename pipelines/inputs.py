@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import sys
 from collections.abc import Sequence
@@ -96,6 +97,19 @@ def _is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_places(source: Source) -> None:
+    """See that what a source names beside its files is there, as far as this machine can tell.
+
+    Raises:
+        InputError: naming the key and the place.
+    """
+    source_config(source, source.resolved_root)
+    if source.image_root is not None and is_local(source.image_root) and not os.path.isdir(local_path(source.image_root)):
+        raise InputError(f"image_root: found no folder {source.image_root}; a relative one starts at the recipe's folder")
+    if source.archive is not None and is_local(source.archive) and not os.path.isfile(local_path(source.archive)):
+        raise InputError(f"archive: found no file {source.archive}; a relative one starts at the recipe's folder")
 
 
 def _is_inside(url: str, folder: str) -> bool:

@@ -21,8 +21,11 @@ from packer.retry import quarantined_rows, superseded_offsets
 from packer.storage import Storage, open_storage
 from pipelines import dataset
 from pipelines.ledger import read_manifests
+from pipelines.recipe import Recipe
 
 _SHOWN_CHARS = 400
+_PIPE_COLUMNS = 1000
+"""Lines are not broken where a program reads them."""
 
 
 def still_quarantined(storage: Storage, manifests: list[PartManifest]) -> Iterator[QuarantineLine]:
@@ -65,18 +68,26 @@ def print_quarantine(url: str, *, source: str | None, reason: str | None, exampl
             if len(group.examples) < examples:
                 group.examples.append(row)
     if not as_json:
-        _print_table(groups)
+        _print_table(groups, _places(dataset.read_recipe(storage)))
 
 
-def _print_table(groups: dict[tuple[str, Reason], _Group]) -> None:
+def _places(recipe: Recipe | None) -> dict[str, dict[str, str | None]]:
+    """What `<image_root>` and `<archive>` in the details of each source stand for."""
+    sources = recipe.sources if recipe is not None else ()
+    return {source.name: {"<image_root>": source.resolved_image_root, "<archive>": source.archive} for source in sources}
+
+
+def _print_table(groups: dict[tuple[str, Reason], _Group], places: dict[str, dict[str, str | None]]) -> None:
     table = Table("source", "reason", "rows", "what it means", box=None, pad_edge=False)
     table.columns[2].justify = "right"
     for (name, reason), group in groups.items():
         table.add_row(escape(name), reason.value, f"{group.count:,}", EXPLANATIONS[reason])
         for row in group.examples:
             detail = f"{row.file} byte {row.byte_offset}, id {row.sample_id}: {row.detail}"
+            for mark, place in places.get(name, {}).items():
+                detail = detail.replace(mark, place or mark, 1)
             table.add_row("", "", "", escape(f"e.g. {detail[:_SHOWN_CHARS]}"), style="dim")
-    console = Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 200)
+    console = Console() if sys.stdout.isatty() else Console(soft_wrap=True, width=_PIPE_COLUMNS)
     if groups:
         console.print(table)
     by_reason = Counter[str]()

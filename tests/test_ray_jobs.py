@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,7 +144,12 @@ def submit(cluster: str, folder: Path, *options: str) -> subprocess.CompletedPro
     command = [ray, "job", "submit", "--address", cluster, "--working-dir", folder, *options, "--"]
     command += [sys.executable, "-m", "pipelines.pack", "recipe.yaml"]
     path = environment(PYTHONPATH=str(REPOSITORY))
-    return subprocess.run(command, env=path, capture_output=True, text=True, timeout=180, check=False)
+    for _ in range(10):
+        done = subprocess.run(command, env=path, capture_output=True, text=True, timeout=180, check=False)
+        if "No available agent" not in done.stdout + done.stderr:  # the head listens before its agent is up
+            break
+        time.sleep(3)
+    return done
 
 
 def test_a_submitted_job_stopped_and_submitted_again(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import json
 import sys
 
 import pytest
@@ -234,3 +235,20 @@ def test_a_schema_that_fails_on_import_is_an_error_of_its_source(tmp_path, monke
     config = SchemaConfig(name="python:own_schema:schema", fields={})
     with pytest.raises(InputError, match="cannot be loaded: SyntaxError"):
         schema_of(config)
+
+
+@pytest.mark.parametrize("policy", [{}, {"drops_image": True}])
+def test_other_fields_of_parts_are_carried_byte_for_byte(kit, policy):
+    kit.image("a.png")
+    parts = [
+        {"type": "text", "text": "t", "lang": "ko"},
+        {"type": "image_url", "image_url": {"url": "gone.png" if policy else "a.png", "detail": "high"}, "alt": "x"},
+        {"type": "image", "image": "a.png", "bbox": [1, 2.50, 18446744073709551616]},
+    ]
+    content = json.dumps(parts).replace("2.5,", "2.50,")
+    row = f'{{"messages":[{{"role":"user","content":{content}}}]}}'
+    manifests = kit.convert(row.encode() + b"\n", kit.source("chat", images=policy))
+    line = kit.file(manifests[0], ".jsonl").read_bytes()
+    assert b'"extra":{"bbox":[1, 2.50, 18446744073709551616]}' in line
+    assert b'"extra":{"lang":"ko"}' in line
+    assert (b'"extra":{"alt":"x","image_url":{"detail":"high"}}' in line) == (not policy)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from in_process import digests, pack_in_process
 
-from packer.format.errors import OutputError, UsageError
+from packer.format.errors import BayplanError, OutputError, UsageError
 from pipelines.cli import main
 
 RECIPE = "version: 1\nname: {name}\noutput: {output}\nsources:\n  - {{name: rows, schema: {schema}, files: rows.jsonl{more}}}\n"
@@ -197,3 +197,20 @@ def test_an_input_that_changes_while_it_is_packed_fails_its_source(job: Path, tm
         report = pack_in_process(recipe)
     assert report.exit_code == 1
     assert "rows.jsonl: it changed while it was packed" in str(report.sources["rows"].failure)
+
+
+def test_recipe_check_looks_at_the_places_a_source_names(job: Path, tmp_path: Path) -> None:
+    assert bayplan("recipe", "check", job)[0] == 0
+    code, output = bayplan("recipe", "check", write_recipe(tmp_path, schema="caption", more=", image_root: nowhere"))
+    assert code == 1
+    assert f"image_root: found no folder {tmp_path}/nowhere" in output
+
+
+@pytest.mark.parametrize("url", ["foo://bucket/out", "/proc/self/nowhere/out"])
+def test_an_output_nobody_can_write_is_one_line(tmp_path: Path, job: Path, url: str) -> None:
+    recipe = write_recipe(tmp_path, output=url)
+    code, output = bayplan("status", url)
+    assert code == 2
+    assert len(output.splitlines()) == 1
+    with pytest.raises((BayplanError, OSError)):
+        pack_in_process(recipe)
