@@ -137,7 +137,7 @@ def stored_ref(ref: str, data_digest: str) -> str:
         return f"data:{mime_type(ref)};blake3={data_digest}"
     if is_bare_base64(ref):
         return f"base64;blake3={data_digest}"
-    return without_signature(ref)
+    return without_signature(ref) if "://" in ref else ref  # a local name may hold a question mark
 
 
 def safe_ref(ref: str) -> str:

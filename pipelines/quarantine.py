@@ -17,6 +17,7 @@ from packer.format.errors import UsageError
 from packer.format.manifest import PartManifest
 from packer.format.quarantine import QuarantineLine
 from packer.format.reasons import EXPLANATIONS, Reason
+from packer.redact import one_line
 from packer.retry import quarantined_rows, superseded_offsets
 from packer.storage import Storage, open_storage
 from pipelines import dataset
@@ -86,7 +87,8 @@ def _print_table(groups: dict[tuple[str, Reason], _Group], places: dict[str, dic
             detail = f"{row.file} byte {row.byte_offset}, id {row.sample_id}: {row.detail}"
             for mark, place in places.get(name, {}).items():
                 detail = detail.replace(mark, place or mark, 1)
-            table.add_row("", "", "", escape(f"e.g. {detail[:_SHOWN_CHARS]}"), style="dim")
+            detail = one_line(detail, _SHOWN_CHARS)  # no control characters on a terminal
+            table.add_row("", "", "", escape(f"e.g. {detail}"), style="dim")
     console = Console() if sys.stdout.isatty() else Console(soft_wrap=True, width=_PIPE_COLUMNS)
     if groups:
         console.print(table)
