@@ -116,14 +116,14 @@ def test_no_relative_reference_ever_stands_outside_the_root(steps, separator):
     except RowError:
         return  # that everything inside is read, the tests above say
     for _ in range(4):
-        assert (os.path.normpath(f"/up/root/{path}") + "/").startswith("/up/root/")
+        assert (os.path.normpath(f"/up/base/{path}") + "/").startswith("/up/base/")
         path = unquote(path).replace("\\", "/")
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_read_or_refused_but_never_crashes(text):
     with pytest.raises(RowError):
-        make_reader("/no/such/root/anywhere").read(text)
+        make_reader("/no/such/base/anywhere").read(text)
 
 
 @pytest.mark.parametrize(
@@ -241,11 +241,11 @@ def test_a_relative_path_without_a_root_says_what_to_set():
 def test_a_remote_root_is_confined_too_and_says_the_same(monkeypatch):
     monkeypatch.setattr(storage.faults, "RETRY_DELAYS_SECONDS", (0.0,))
     for name, data in [("a/b.jpg", b"remote bytes"), ("empty.jpg", b""), ("large.jpg", bytes(2000))]:
-        fsspec.filesystem("memory").pipe(f"/references-test/root/{name}", data)
-    reader = make_reader("memory://references-test/root")
+        fsspec.filesystem("memory").pipe(f"/references-test/base/{name}", data)
+    reader = make_reader("memory://references-test/base")
     assert reader.is_remote
     assert reader.read("a/../a/b.jpg") == b"remote bytes"
-    assert reader.read("memory://references-test/root/a/b.jpg") == b"remote bytes"
+    assert reader.read("memory://references-test/base/a/b.jpg") == b"remote bytes"
     expected = {
         "c.jpg": Reason.MISSING_IMAGE,
         "empty.jpg": Reason.EMPTY_IMAGE,
