@@ -29,7 +29,7 @@ from pipelines.inputs import (
 )
 from pipelines.ledger import SourceLedger, changed_meanwhile, check_coverage, drop_parts, open_ledger, read_manifests
 from pipelines.ray_executor import Listener, Outcome, RayExecutor
-from pipelines.recipe import Pin, Recipe, Source, differing_fields, fingerprint_keys
+from pipelines.recipe import Pin, Recipe, Source, differing_fields, fingerprint_keys, source_fingerprint
 from pipelines.tasks import Scouted, ScoutTask, Task
 
 _MAX_LISTED = 10
@@ -296,6 +296,8 @@ def _changed_message(ledger: SourceLedger, source: Source, old_recipe: Recipe | 
     more = f"; and {len(ledger.changed) - _MAX_LISTED} more" if len(ledger.changed) > _MAX_LISTED else ""
     old = next((old for old in old_recipe.sources if old.name == source.name), None) if old_recipe else None
     fields = differing_fields(fingerprint_keys(old), fingerprint_keys(source)) if old else []
+    if not fields and any(part.recipe_fingerprint != source_fingerprint(source) for part in ledger.stale):
+        fields = ["the file of its python: schema"]  # its old text is not kept, so it cannot be compared
     in_fields = f" (in {', '.join(fields)})" if fields else ""
     return (
         f"{len(ledger.changed)} files changed since their parts were made{in_fields}: {shown}{more}: "
