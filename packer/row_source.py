@@ -21,7 +21,7 @@ from packer.redact import without_signatures_in
 from packer.references import ReferenceReader, ReferenceRules, safe_ref
 from packer.rows import null_non_finite, parse_row, raw_fields, raw_message_fields
 from packer.samples import Row, Sample, Spool
-from packer.schemas import MESSAGE_FIELDS, Mapped, SchemaConfig, sample_id, schema_of
+from packer.schemas import IMAGE_KEYS, MESSAGE_FIELDS, Mapped, SchemaConfig, sample_id, schema_of
 from packer.sources import RawLine
 from packer.storage import may_pass
 
@@ -217,9 +217,10 @@ def _original_part_fields(body: Body, raw: bytes) -> None:
         if not any("extra" in part for part in parts):
             continue
         for part, fields in zip(parts, raw_message_fields(text, ()), strict=True):
-            for name in part.get("extra", ()):
-                if name not in ("image", "image_url", "url", "path"):
-                    part["extra"][name] = orjson.Fragment(fields[name])
+            extra = part.get("extra", {})
+            nested = next((name for name in IMAGE_KEYS if fields.get(name, b"null") != b"null"), None)
+            for name in extra.keys() - ({nested} if part["type"] == "image" else set()):
+                extra[name] = orjson.Fragment(fields[name])
 
 
 def _all_failures(failed: list[tuple[str, RowError]], num_images: int) -> RowError:

@@ -129,7 +129,7 @@ def _parts(parts: Sequence[Any], collector: _Collector, where: str) -> list[dict
                 raise _mismatch(f"{place}.text", text, "a string")
             content.append(_text(text) | _other_fields(part, "text", collector))
         elif kind in ("image", "image_url", "input_image"):
-            name = next((name for name in _IMAGE_KEYS if part.get(name) is not None), "image")
+            name = next((name for name in IMAGE_KEYS if part.get(name) is not None), "image")
             value = part.get(name)
             image = collector.image(value.get("url") if isinstance(value, dict) else value, f"{place}.{kind}")
             content.append(image | _other_fields(part, name, collector))
@@ -292,7 +292,8 @@ _MAPPINGS: dict[str, Mapping_] = {
     "caption": map_caption,
     "text": map_text,
 }
-_IMAGE_KEYS = ("image", "image_url", "url", "path")
+IMAGE_KEYS = ("image", "image_url", "url", "path")
+"""Where an image part may have its reference; the first that is set counts."""
 _PYTHON = re.compile(r"python:(?P<module>[\w.]+):(?P<function>\w+)")
 
 

@@ -30,8 +30,8 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except (BayplanError, OSError) as error:
-            if ctx.params.get("debug"):
-                raise
+            if ctx.params.get("debug") or isinstance(error, BrokenPipeError):
+                raise  # click ends quietly when nobody reads any more
             for line in _worded(error).splitlines():
                 click.secho(f"error: {line}", fg="red", err=True)
             ctx.exit(EXIT_USAGE if isinstance(error, RecipeError | UsageError) else EXIT_FAILURE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Identity:
     """Recipe fingerprint of every source."""
     limit: int | None
     """Rows per source of a trial dataset; None for a whole one."""
+    kept_pins: Mapping[str, Pin]
+    """Pins of sources that are in the dataset but not in its recipe any more."""
 
 
 def read_identity(storage: Storage) -> Identity | None:
@@ -47,7 +50,9 @@ def read_identity(storage: Storage) -> Identity | None:
     name, sources, limit = document.get("name"), document.get("sources"), document.get("limit")
     if not isinstance(name, str) or not isinstance(sources, dict) or not isinstance(limit, int | None):
         raise FormatError(f"{join_url(storage.url, layout.DATASET_FILE)}: found no name or sources: the file is damaged")
-    return Identity(name=name, fingerprints=sources, limit=limit)
+    kept = document.get("kept_pins", {})
+    pins = {source: Pin(root=pin["root"], range_bytes=pin["range_bytes"]) for source, pin in kept.items()}
+    return Identity(name=name, fingerprints=sources, limit=limit, kept_pins=pins)
 
 
 def require_identity(storage: Storage) -> Identity:
@@ -88,13 +93,17 @@ def check_output(storage: Storage, recipe: Recipe, limit: int | None) -> None:
         raise UsageError(f"{storage.url}: found {found}, expected {'a whole one' if limit is None else f'a trial of {limit}'}")
 
 
-def write_identity(storage: Storage, recipe: Recipe, limit: int | None, kept: Mapping[str, str]) -> None:
-    """Publish `bayplan.json`. `kept` are sources of the dataset that the recipe no longer names."""
+def write_identity(
+    storage: Storage, recipe: Recipe, limit: int | None, kept: Mapping[str, str], kept_pins: Mapping[str, Pin]
+) -> None:
+    """Publish `bayplan.json`. `kept` and `kept_pins` are of sources of the dataset that the recipe no longer names."""
     fingerprints = {**kept, **{source.name: source_fingerprint(source) for source in recipe.sources}}
     content: dict[str, Any] = {"tool_version": version("bayplan"), "name": recipe.name}
     if limit is not None:
         content["limit"] = limit
     content["sources"] = dict(sorted(fingerprints.items()))
+    if kept_pins:
+        content["kept_pins"] = {name: dataclasses.asdict(pin) for name, pin in sorted(kept_pins.items())}
     storage.publish_bytes(layout.DATASET_FILE, encode_document("dataset", content))
 
 

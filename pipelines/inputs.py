@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def naming_root(source: Source, pinned: str | None) -> str:
 
 
 def list_inputs(source: Source, root: str, *, outside: str) -> list[InputFile]:
-    """Files of a source, sorted by their path relative to `root`; what lies in the dataset itself (`outside`) is none.
+    """Files of a source, sorted by their path relative to `root`; files of the output (`outside`) and its trials are none.
 
     Raises:
         InputError: when a pattern matches nothing, or two paths share a part name.
@@ -113,7 +114,7 @@ def check_places(source: Source) -> None:
 
 
 def _is_inside(url: str, folder: str) -> bool:
-    return url.startswith(folder.rstrip("/") + "/")
+    return re.match(re.escape(folder.rstrip("/")) + r"(\.limit-\d+)?/", url) is not None
 
 
 def _relative(url: str, root: str) -> str:

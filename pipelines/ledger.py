@@ -100,8 +100,8 @@ def open_ledger(
         ledger.done.extend(parts)
         max_rows = None if limit is None else -(-limit // len(inputs))
         ledger.tasks.extend(_left(config, ranges, parts, max_rows))
-    for file, where in _moved(ledger, by_file, inputs).items():
-        ledger.changed[file] = f"it is gone, and {where} is new and as large: the same rows would be packed twice"
+    for file, where in _moved(config, ledger, by_file, inputs).items():
+        ledger.changed[file] = f"it is gone, and {where} is new and holds the same: its rows would be packed twice"
         ledger.stale.extend(by_file.pop(file))
     for file, parts in sorted(by_file.items()):
         ledger.notes.append(f"{file}: not among the inputs any more; its {len(parts)} parts are kept")
@@ -109,12 +109,19 @@ def open_ledger(
     return ledger
 
 
-def _moved(ledger: SourceLedger, vanished: Mapping[str, Sequence[PartManifest]], inputs: Sequence[InputFile]) -> dict[str, str]:
-    """Vanished files -> the new file of the same name and size elsewhere: another `root` names every file anew."""
+def _moved(
+    config: SourceConfig, ledger: SourceLedger, vanished: Mapping[str, Sequence[PartManifest]], inputs: Sequence[InputFile]
+) -> dict[str, str]:
+    """Vanished files -> the new file elsewhere that holds the same lines: another `root` names every file anew."""
     done = {part.input.file for part in ledger.done}
-    new = {(posixpath.basename(item.file), item.stat.size): item.file for item in inputs if item.file not in done}
-    found = {file: new.get((posixpath.basename(file), parts[0].input.file_size)) for file, parts in vanished.items()}
-    return {file: where for file, where in sorted(found.items()) if where is not None}
+    new = {(posixpath.basename(item.file), item.stat.size): item for item in inputs if item.file not in done}
+    moved = {}
+    for file, parts in sorted(vanished.items()):
+        span = parts[0].input
+        item = new.get((posixpath.basename(file), span.file_size))
+        if item and span_digest(item.whole, span.byte_start, span.byte_end, config.max_line_bytes) == span.digest:
+            moved[file] = item.file
+    return moved
 
 
 def _by_file(manifests: Iterable[PartManifest]) -> dict[str, list[PartManifest]]:
@@ -142,7 +149,9 @@ def _difference(
     by_index = {work.range_index: work for work in ranges}
     for part in parts:
         work = by_index.get(part.identity.range_index)
-        if work is None or part.input.byte_start < work.byte_start:
+        span = part.input
+        is_behind = work is not None and work.byte_end is not None and span.byte_end > span.byte_start >= work.byte_end
+        if work is None or span.byte_start < work.byte_start or is_behind:
             return f"part {part.part_id} was cut with another `range_bytes`"
     if known == (item.stat.size, item.stat.stamp):
         return None

@@ -72,6 +72,7 @@ class _Prepared:
     config: SourceConfig
     inputs: list[InputFile]
     pin: Pin
+    manifests: list[PartManifest]
     ledger: SourceLedger = field(default_factory=SourceLedger)
 
 
@@ -105,6 +106,7 @@ class PackJob:
         self._should_stop = should_stop
         self._run_tasks = run_tasks or self._on_ray
         self._kept: dict[str, str] = {}
+        self._kept_pins: dict[str, Pin] = {}
         self._report = JobReport(output=output, sources={source.name: SourceReport() for source in recipe.sources})
 
     def run(self) -> JobReport:
@@ -115,16 +117,15 @@ class PackJob:
             Interrupted: when the user stopped the job.
         """
         old_recipe = self._open()
-        prepared = self._prepare(dataset.read_pins(old_recipe))
+        old_pins = dataset.read_pins(old_recipe)
+        prepared = self._prepare({**self._kept_pins, **old_pins})
         self._scout([item for item in prepared if not item.pin.range_bytes])
         prepared = self._working(prepared)
-        pins = dataset.read_pins(old_recipe) | {item.source.name: item.pin for item in prepared}
         inventory = read_inventory(self.storage)
         for item in prepared:
             self._open_ledger(item, inventory, old_recipe)
         prepared = self._working(prepared)
-        refused = {name for name, report in self._report.sources.items() if report.failure is not None}
-        self._write_recipe(pins, old_recipe, refused)
+        self._write_recipe(old_pins | {item.source.name: item.pin for item in prepared}, old_recipe)
         write_inventory(self.storage, _updated(inventory, prepared))
         self._convert(prepared)
         self._conclude(prepared)
@@ -140,23 +141,36 @@ class PackJob:
     def _open(self) -> Recipe | None:
         dataset.check_output(self.storage, self._recipe, self._limit)
         identity = dataset.read_identity(self.storage)
-        names = {source.name for source in self._recipe.sources}
-        kept = {name: mark for name, mark in identity.fingerprints.items() if name not in names} if identity else {}
-        if kept:
-            self._report.notes.append(
-                f"in the dataset but not in the recipe any more, kept as they are: {', '.join(sorted(kept))}"
-            )
+        old_recipe = dataset.read_recipe(self.storage)
         if identity is None:
-            dataset.write_identity(self.storage, self._recipe, self._limit, {})
-        self._kept = kept
-        return dataset.read_recipe(self.storage)
+            dataset.write_identity(self.storage, self._recipe, self._limit, {}, {})
+            return old_recipe
+        names = {source.name for source in self._recipe.sources}
+        gone = [name for name in identity.fingerprints if name not in names]
+        self._kept = {name: identity.fingerprints[name] for name in gone if self.storage.list_dir(layout.source_dir(name))}
+        self._kept_pins = {**identity.kept_pins, **dataset.read_pins(old_recipe)}
+        if self._kept:
+            listed = ", ".join(sorted(self._kept))
+            self._report.notes.append(f"in the dataset but not in the recipe any more, kept as they are: {listed}")
+        return old_recipe
 
-    def _write_recipe(self, pins: Mapping[str, Pin], old_recipe: Recipe | None, refused: set[str]) -> None:
-        """Publish identity and recipe as they are true now: a refused source keeps the recipe its parts were made by."""
+    def _write_recipe(self, pins: Mapping[str, Pin], old_recipe: Recipe | None) -> None:
+        """Publish identity and recipe as they are true now: a source that failed keeps the recipe its parts were made by.
+
+        Weights are the new ones for all, since they say something only together.
+        """
         old = {source.name: source for source in old_recipe.sources} if old_recipe else {}
-        sources = tuple(old.get(source.name, source) if source.name in refused else source for source in self._recipe.sources)
-        recipe = self._recipe.model_copy(update={"sources": sources})
-        dataset.write_identity(self.storage, recipe, self._limit, self._kept)
+
+        def true_now(source: Source) -> Source:
+            if self._report.sources[source.name].failure is None or source.name not in old:
+                return source
+            mixture = {"weight": source.weight, "token_share": source.token_share}
+            return old[source.name].model_copy(update=mixture)
+
+        recipe = self._recipe.model_copy(update={"sources": tuple(map(true_now, self._recipe.sources))})
+        back_but_refused = {name for name, report in self._report.sources.items() if report.failure and name not in old}
+        kept_pins = {name: pin for name, pin in self._kept_pins.items() if name in self._kept.keys() | back_but_refused}
+        dataset.write_identity(self.storage, recipe, self._limit, self._kept, kept_pins)
         dataset.write_recipe(self.storage, recipe, pins)
 
     def _prepare(self, pins: Mapping[str, Pin]) -> list[_Prepared]:
@@ -164,9 +178,12 @@ class PackJob:
         for source in self._recipe.sources:
             pin = pins.get(source.name)
             try:
+                manifests = read_manifests(self.storage, source.name)
+                if self._limit is not None or not any(manifest.num_written for manifest in manifests):
+                    pin = None  # nothing hangs on its names
                 root = naming_root(source, pin.root if pin else None)
                 config = source_config(source, root)
-                inputs = list_inputs(source, root, outside=self.storage.url)
+                inputs = list_inputs(source, root, outside=self._recipe.output)
             except (BayplanError, OSError) as error:
                 self._fail(source.name, str(error))
                 continue
@@ -180,7 +197,7 @@ class PackJob:
                 continue
             self.storage.remove_stale_temporaries(layout.source_dir(source.name))
             pin = Pin(root=root, range_bytes=range_bytes)
-            prepared.append(_Prepared(source=source, config=config, inputs=inputs, pin=pin))
+            prepared.append(_Prepared(source=source, config=config, inputs=inputs, pin=pin, manifests=manifests))
         return prepared
 
     def _scout(self, prepared: list[_Prepared]) -> None:
@@ -218,11 +235,14 @@ class PackJob:
     def _open_ledger(self, item: _Prepared, inventory: Inventory, old_recipe: Recipe | None) -> None:
         name = item.source.name
         try:
-            manifests = read_manifests(self.storage, name)
-            known = inventory.get(name, {})
+            known, manifests = inventory.get(name, {}), item.manifests
             ledger = open_ledger(item.config, item.inputs, manifests, known, item.pin.range_bytes, self._limit)
-            holds_nothing = not any(manifest.num_written for manifest in manifests)
-            if ledger.changed and (self._replace_changed or holds_nothing or self._limit is not None):
+            files = {file.file for file in item.inputs}
+            nothing_kept = self._limit is not None or not any(manifest.num_written for manifest in manifests)
+            if nothing_kept and (ledger.changed or any(manifest.input.file not in files for manifest in manifests)):
+                drop_parts(self.storage, manifests)
+                ledger = open_ledger(item.config, item.inputs, [], known, item.pin.range_bytes, self._limit)
+            elif ledger.changed and self._replace_changed:
                 drop_parts(self.storage, ledger.stale)
                 ledger = open_ledger(item.config, item.inputs, ledger.done, known, item.pin.range_bytes, self._limit)
         except (BayplanError, OSError) as error:
@@ -243,6 +263,11 @@ class PackJob:
         """Consolidate, and prove for every source that each input byte is in a part and each row counted once."""
         parts: dict[str, list[PartManifest]] = {}
         working = {item.source.name: item for item in prepared}
+        for name in self._kept:
+            try:
+                dataset.consolidate(self.storage, name)
+            except BayplanError as error:
+                self._report.notes.append(str(error))
         for source in self._recipe.sources:
             name, report = source.name, self._report.sources[source.name]
             try:

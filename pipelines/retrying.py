@@ -44,7 +44,7 @@ def retry_dataset(
             quarantined = [part for part in read_manifests(storage, source.name) if part.num_quarantined]
             if any(part.recipe_fingerprint != config.fingerprint for part in quarantined):
                 raise InputError("its recipe is not the one its parts were made with: run `bayplan pack` with that recipe first")
-            found = list_inputs(source, source.resolved_root, outside=storage.url) if quarantined else []
+            found = list_inputs(source, source.resolved_root, outside=recipe.output) if quarantined else []
             inputs = {item.file: item for item in found}
             tasks += [
                 (source.name, RetryTask(source=config, work=whole_file(config, inputs, part), part=part)) for part in quarantined

@@ -64,7 +64,7 @@ def test_another_root_does_not_pack_the_same_rows_twice(tmp_path: Path) -> None:
     write_rows(tmp_path / "a/x.jsonl", "1")
     pack_in_process(recipe_of(tmp_path, 'name: s, files: "a/*.jsonl"'))
     report = pack_in_process(recipe_of(tmp_path, 'name: s, files: "a/*.jsonl", root: .'))
-    assert "it is gone, and a/x.jsonl is new and as large" in str(report.sources["s"].failure)
+    assert "it is gone, and a/x.jsonl is new and holds the same" in str(report.sources["s"].failure)
     report = pack_in_process(recipe_of(tmp_path, 'name: s, files: "a/*.jsonl", root: .'), replace_changed=True)
     assert (report.exit_code, counts(report)) == (0, (1, 1))
 
@@ -77,7 +77,11 @@ def test_a_source_that_was_taken_out_and_comes_back_wider_is_refused(tmp_path: P
     report = pack_in_process(recipe_of(tmp_path, other))
     assert "not in the recipe any more" in report.notes[0]
     report = pack_in_process(recipe_of(tmp_path, 'name: s, files: ["a/*.jsonl", "b/*.jsonl"]', other))
-    assert "the same rows would be packed twice" in str(report.sources["s"].failure)
+    assert "found a pattern outside of" in str(report.sources["s"].failure)
+    report = pack_in_process(recipe_of(tmp_path, 'name: s, files: "a/*.jsonl", range_bytes: 2048', other))
+    assert "range_bytes: found 2048" in str(report.sources["s"].failure)
+    assert pack_in_process(recipe_of(tmp_path, 'name: s, files: "a/*.jsonl"', other)).exit_code == 0
+    assert problems(tmp_path) == []
 
 
 def test_the_dataset_is_never_its_own_input(tmp_path: Path) -> None:
@@ -146,3 +150,51 @@ def test_a_trial_that_was_interrupted_keeps_to_its_limit(tmp_path: Path) -> None
     recipe = recipe_of(tmp_path, "name: s, files: x.jsonl")
     assert counts(pack_in_process(recipe, limit=20)) == (20, 20)
     assert counts(pack_in_process(recipe, limit=20)) == (20, 20)
+
+
+def test_a_refused_source_leaves_a_recipe_that_can_be_read(tmp_path: Path) -> None:
+    write_rows(tmp_path / "x/d.jsonl", "1")
+    write_rows(tmp_path / "y/d.jsonl", "1", "2")
+    pack_in_process(recipe_of(tmp_path, "name: s, files: x/*.jsonl", "name: q, files: y/*.jsonl"))
+    moved = ["name: s, files: y/*.jsonl, token_share: 0.5, keep: []", "name: q, files: y/*.jsonl, token_share: 0.5"]
+    for _ in range(2):
+        report = pack_in_process(recipe_of(tmp_path, *moved))
+        assert "files changed" in str(report.sources["s"].failure)
+        assert report.sources["q"].failure is None
+    assert problems(tmp_path) == []
+    assert pack_in_process(recipe_of(tmp_path, *moved), replace_changed=True).exit_code == 0
+
+
+def test_a_trial_and_its_dataset_are_no_input_of_each_other(tmp_path: Path) -> None:
+    write_rows(tmp_path / "x.jsonl", "1", "2", "3")
+    recipe = recipe_of(tmp_path, 'name: s, files: "**/*.jsonl"')
+    for limit, expected in ((2, 2), (None, 3), (2, 2), (None, 3)):
+        assert counts(pack_in_process(recipe, limit=limit)) == (expected, expected)
+
+
+def test_another_file_of_the_same_name_and_size_is_just_new(tmp_path: Path) -> None:
+    write_rows(tmp_path / "x/day1/data.jsonl", "1")
+    write_rows(tmp_path / "x/keep/k.jsonl", "k")
+    recipe = recipe_of(tmp_path, 'name: s, files: "x/*/*.jsonl"')
+    pack_in_process(recipe)
+    shutil.rmtree(tmp_path / "x/day1")
+    write_rows(tmp_path / "x/day2/data.jsonl", "2")
+    report = pack_in_process(recipe)
+    assert (report.exit_code, counts(report)) == (0, (3, 3))
+
+
+def test_nothing_is_pinned_while_nothing_is_packed(tmp_path: Path) -> None:
+    write_rows(tmp_path / "x/a.jsonl", "1")
+    write_rows(tmp_path / "y/b.jsonl", "2")
+    pack_in_process(recipe_of(tmp_path, "name: s, files: x/*.jsonl, fields: {text: body}"))
+    wider = recipe_of(tmp_path, "name: s, files: [x/*.jsonl, y/*.jsonl], range_bytes: 1048576")
+    report = pack_in_process(wider)
+    assert (report.exit_code, counts(report)) == (0, (2, 2))
+    assert problems(tmp_path) == []
+
+
+def test_a_source_that_never_began_leaves_no_trace(tmp_path: Path) -> None:
+    write_rows(tmp_path / "x.jsonl", "1")
+    assert pack_in_process(recipe_of(tmp_path, "name: typo, files: nowhere.jsonl")).exit_code == 1
+    assert pack_in_process(recipe_of(tmp_path, "name: good, files: x.jsonl")).exit_code == 0
+    assert problems(tmp_path) == []
