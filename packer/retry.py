@@ -19,6 +19,7 @@ from packer.format.layout import PartId
 from packer.format.manifest import PartManifest, Supersedes, decode_manifest
 from packer.format.quarantine import QuarantineLine, decode_quarantine, quarantine_text
 from packer.guard import Guard, NoGuard
+from packer.loading import Outcome
 from packer.part import PartWriter
 from packer.readahead import ReadAhead
 from packer.redact import without_signatures_in
@@ -125,7 +126,7 @@ class _Retry:
                 )
             yield line
 
-    def _retry(self, row: Row, outcomes: Iterator) -> Iterator[Step | PartManifest]:  # type: ignore[type-arg]
+    def _retry(self, row: Row, outcomes: Iterator[Outcome]) -> Iterator[Step | PartManifest]:
         num_quarantined = 0
         try:
             sample = self._rows.sample(row, outcomes)

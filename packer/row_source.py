@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,15 @@ from packer.guard import Guard
 from packer.loading import ImageLoader, ImagePolicy, LoadedImage, Outcome, internal_error
 from packer.redact import without_signatures_in
 from packer.references import ReferenceReader, ReferenceRules, safe_ref
-from packer.rows import null_non_finite, parse_row, raw_fields, raw_message_fields
+from packer.rows import null_non_finite, parse_row, raw_fields, raw_items
 from packer.samples import Row, Sample, Spool
 from packer.schemas import IMAGE_KEYS, MESSAGE_FIELDS, Mapped, SchemaConfig, sample_id, schema_of
 from packer.sources import RawLine
 from packer.storage import may_pass
 
 _MAX_LISTED_IMAGES = 20
+Fault = Callable[[], str | None]
+"""Why the stream broke off, once it has."""
 KILLS_WORKER_DETAIL = "its worker died or ran out of time twice while working on this row alone"
 
 
@@ -62,7 +64,7 @@ class RowSource:
         self._condemned = condemned
         self._map = schema_of(source.schema)
 
-    def rows(self, lines: Iterator[RawLine], fault: Any = lambda: None) -> Iterator[Row]:
+    def rows(self, lines: Iterator[RawLine], fault: Fault = lambda: None) -> Iterator[Row]:
         """Rows of the lines, refused ones with their error. `fault()` tells why the stream broke off, once it has."""
         for line in lines:
             if line.is_blank:
@@ -78,7 +80,7 @@ class RowSource:
                 row.error = internal_error(error)
             yield row
 
-    def _fill(self, row: Row, fault: Any) -> None:
+    def _fill(self, row: Row, fault: Fault) -> None:
         line = row.line
         if line.byte_offset in self._condemned:
             with contextlib.suppress(RowError):
@@ -173,10 +175,12 @@ class RowSource:
         if row.mapped.part_field is not None:
             _original_part_fields(row.mapped.body, raw[row.mapped.part_field])
         if row.mapped.message_field is not None:
-            more = raw_message_fields(raw[row.mapped.message_field], MESSAGE_FIELDS[schema.name])
-            for message, fields in zip(row.mapped.body.items, more, strict=True):
-                if fields:
-                    message["extra"] = {name: orjson.Fragment(value) for name, value in fields.items()}  # type: ignore[index]
+            groups = MESSAGE_FIELDS[schema.name]
+            for message, fields in zip(row.mapped.body.items, raw_items(raw[row.mapped.message_field]), strict=True):
+                used_here = {next((name for name in group if name in fields), None) for group in groups}
+                extra = {name: orjson.Fragment(value) for name, value in fields.items() if name not in used_here}
+                if extra:
+                    message["extra"] = extra  # type: ignore[index]
         return {name: raw[name] for name in names}
 
     def sample_id(self, row: Row) -> str:
@@ -211,12 +215,12 @@ def _original_part_fields(body: Body, raw: bytes) -> None:
     """Put the original bytes of the parts' other fields in the place of their values."""
     contents = [(body.items, raw)]
     if body.kind == "messages":
-        raw_contents = [message.get("content", b"null") for message in raw_message_fields(raw, ())]
+        raw_contents = [message.get("content", b"null") for message in raw_items(raw)]
         contents = [(message["content"], text) for message, text in zip(body.items, raw_contents, strict=True)]
     for parts, text in contents:
         if not any("extra" in part for part in parts):
             continue
-        for part, fields in zip(parts, raw_message_fields(text, ()), strict=True):
+        for part, fields in zip(parts, raw_items(text), strict=True):
             extra = part.get("extra", {})
             nested = next((name for name in IMAGE_KEYS if fields.get(name, b"null") != b"null"), None)
             for name in extra.keys() - ({nested} if part["type"] == "image" else set()):

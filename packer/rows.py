@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from packer.format.reasons import Reason
 MAX_NESTING = 200
 _STRINGS_AND_NUMBERS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|-?(?:NaN|Infinity)|-?[0-9][0-9.eE+-]*', re.DOTALL)
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_RAW_MESSAGES = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_RAW_ITEMS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 def parse_row(text: bytes) -> dict[str, Any]:
@@ -42,13 +42,9 @@ def raw_fields(text: bytes) -> Mapping[str, bytes]:
     return {name: bytes(value) for name, value in _RAW_FIELDS.decode(text).items()}
 
 
-def raw_message_fields(messages: bytes, known: Iterable[str]) -> list[dict[str, bytes]]:
-    """For each message of a chat, its fields other than the `known` ones, as their original bytes."""
-    skipped = frozenset(known)
-    return [
-        {name: bytes(value) for name, value in message.items() if name not in skipped}
-        for message in _RAW_MESSAGES.decode(messages)
-    ]
+def raw_items(items: bytes) -> list[dict[str, bytes]]:
+    """For each message or part of a list, its fields as their original bytes."""
+    return [{name: bytes(value) for name, value in item.items()} for item in _RAW_ITEMS.decode(items)]
 
 
 def null_non_finite(text: bytes) -> tuple[bytes, int]:

@@ -31,8 +31,11 @@ DEFAULT_FIELDS: Mapping[str, Mapping[str, str]] = {
 """Per schema: the parts it needs and the field each is in unless the recipe's `fields` says otherwise."""
 
 
-MESSAGE_FIELDS: Mapping[str, tuple[str, ...]] = {"chat": ("role", "content"), "llava": ("from", "value", "role", "content")}
-"""Fields of a message that its schema uses; any other is carried in the message's `extra`."""
+MESSAGE_FIELDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "chat": (("role",), ("content",)),
+    "llava": (("from", "role"), ("value", "content")),
+}
+"""Fields of a message that its schema uses, the first of each group that is there; any other is carried in `extra`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

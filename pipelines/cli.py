@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pipelines.pack import JobReport
 
-EXIT_FAILURE, EXIT_USAGE, EXIT_QUARANTINE = 1, 2, 3
+EXIT_FAILURE, EXIT_USAGE = 1, 2
 
 
 class _Group(click.Group):

@@ -73,6 +73,9 @@ class _Prepared:
     inputs: list[InputFile]
     pin: Pin
     manifests: list[PartManifest]
+    """Its parts when the run began."""
+    is_remade: bool
+    """Whether its parts may go without being told: a trial, or no record in any of them."""
     ledger: SourceLedger = field(default_factory=SourceLedger)
 
 
@@ -179,7 +182,8 @@ class PackJob:
             pin = pins.get(source.name)
             try:
                 manifests = read_manifests(self.storage, source.name)
-                if self._limit is not None or not any(manifest.num_written for manifest in manifests):
+                is_remade = self._limit is not None or not any(manifest.num_written for manifest in manifests)
+                if is_remade:
                     pin = None  # nothing hangs on its names
                 root = naming_root(source, pin.root if pin else None)
                 config = source_config(source, root)
@@ -197,7 +201,9 @@ class PackJob:
                 continue
             self.storage.remove_stale_temporaries(layout.source_dir(source.name))
             pin = Pin(root=root, range_bytes=range_bytes)
-            prepared.append(_Prepared(source=source, config=config, inputs=inputs, pin=pin, manifests=manifests))
+            prepared.append(
+                _Prepared(source=source, config=config, inputs=inputs, pin=pin, manifests=manifests, is_remade=is_remade)
+            )
         return prepared
 
     def _scout(self, prepared: list[_Prepared]) -> None:
@@ -238,8 +244,7 @@ class PackJob:
             known, manifests = inventory.get(name, {}), item.manifests
             ledger = open_ledger(item.config, item.inputs, manifests, known, item.pin.range_bytes, self._limit)
             files = {file.file for file in item.inputs}
-            nothing_kept = self._limit is not None or not any(manifest.num_written for manifest in manifests)
-            if nothing_kept and (ledger.changed or any(manifest.input.file not in files for manifest in manifests)):
+            if item.is_remade and (ledger.changed or any(manifest.input.file not in files for manifest in manifests)):
                 drop_parts(self.storage, manifests)
                 ledger = open_ledger(item.config, item.inputs, [], known, item.pin.range_bytes, self._limit)
             elif ledger.changed and self._replace_changed:

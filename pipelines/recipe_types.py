@@ -12,14 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-FIELD_DEFAULTS: dict[str, dict[str, str]] = {
-    "interleaved": {"content": "content", "id": "id"},
-    "llava": {"conversations": "conversations", "image": "image", "id": "id"},
-    "chat": {"messages": "messages", "id": "id"},
-    "obelics": {"texts": "texts", "images": "images", "id": "id"},
-    "caption": {"image": "image_path", "text": "caption", "id": "id"},
-    "text": {"text": "text", "id": "id"},
-}
+from packer.schemas import DEFAULT_FIELDS
+
+FIELD_DEFAULTS: dict[str, dict[str, str]] = {schema: {**fields, "id": "id"} for schema, fields in DEFAULT_FIELDS.items()}
 MIB = 2**20
 GIB = 2**30
 

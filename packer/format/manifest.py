@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from packer.format.digest import bytes_digest
 from packer.format.errors import FormatError
 from packer.format.layout import PartId
 from packer.format.version import FORMAT_VERSION, MAGIC, check_version
@@ -95,8 +96,6 @@ class PartManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def fingerprint(self) -> str:
         """Identity of the part's content for indexes built on it: digests of its files."""
-        from packer.format.digest import bytes_digest
-
         return bytes_digest(msgspec.json.encode(self.files, order="sorted"))[:32]
 
 

@@ -34,7 +34,7 @@ class LocalStorage(Storage):
             found = os.stat(self._path(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return FileStat(name=name, size=found.st_size, stamp=str(found.st_mtime_ns), modified_seconds=found.st_mtime)
+        return FileStat(name=name, size=found.st_size, stamp=str(found.st_mtime_ns))
 
     def _entries(self, name: str) -> list[os.DirEntry[str]]:
         self.on_operation("list", name)
@@ -51,7 +51,7 @@ class LocalStorage(Storage):
                 continue
             found = entry.stat()
             full = posixpath.join(name, entry.name)
-            files.append(FileStat(name=full, size=found.st_size, stamp=str(found.st_mtime_ns), modified_seconds=found.st_mtime))
+            files.append(FileStat(name=full, size=found.st_size, stamp=str(found.st_mtime_ns)))
         return files
 
     def list_dirs(self, name: str) -> list[str]:

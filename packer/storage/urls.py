@@ -31,7 +31,6 @@ class FileStat:
     size: int
     stamp: str
     """Changes when the file is written again: modification time in ns, or the store's etag."""
-    modified_seconds: float = 0.0
 
 
 def filesystem(url: str) -> tuple[Any, str]:

@@ -202,6 +202,13 @@ def test_other_fields_of_a_llava_turn_are_carried(kit):
     assert [message.get("extra") for message in record["messages"]] == [{"loss": False, "weight": 1.5}, None]
 
 
+def test_a_llava_turn_with_both_spellings_loses_neither(kit):
+    turns = [{"from": "human", "value": "hi", "role": "expert", "content": "orig"}]
+    (record,) = kit.records(kit.convert([{"conversations": turns}], kit.source("llava")))
+    (message,) = record["messages"]
+    assert (message["role"], message["extra"]) == ("user", {"role": "expert", "content": "orig"})
+
+
 def python_schema(tmp_path, monkeypatch, body):
     (tmp_path / "own_schema.py").write_text(f"import sys\ndef schema(row):\n    {body}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
