@@ -88,6 +88,7 @@ class ImageCount:
     grid_columns: int
     num_newline_runs: int
     num_text_chars: int
+    num_overview_tokens: int = 0
     grid_unit: GridUnit
     refusal: str | None
 
@@ -115,6 +116,8 @@ class ImageCounts:
     """Runs of newlines the processor adds as text: the model's tokenizer says how many tokens each is."""
     num_text_chars: Ints
     """Characters of filler text (newlines included) the processor adds, 0 where only runs of newlines are known."""
+    num_overview_tokens: Ints
+    """Of `num_image_tokens`, those of the whole image where a slice takes another number; 0 where all views take the same."""
     grid_unit: GridUnit
     refusals: Mapping[int, str] = field(default_factory=dict)
     """Image position -> the processor's reason; a refused image is zero in every column."""
@@ -150,6 +153,7 @@ def image_counts(
     squared_attention: Ints | int | None = None,
     newline_runs: Ints | int = 0,
     text_chars: Ints | int = 0,
+    overview_tokens: Ints | int = 0,
     refusals: Mapping[int, str] | None = None,
 ) -> ImageCounts:
     """Counts from columns or constants; `grid` is (rows, columns), one segment attends in full unless it is said otherwise."""
@@ -172,6 +176,7 @@ def image_counts(
         grid_columns=column(grid[1]),
         num_newline_runs=column(newline_runs),
         num_text_chars=column(text_chars),
+        num_overview_tokens=column(overview_tokens),
         grid_unit=grid_unit,
         refusals=refusals,
     )

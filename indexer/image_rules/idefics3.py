@@ -15,7 +15,10 @@ from indexer.image_rules.numeric import as_floats, as_ints, ceil_div
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idefics3:
-    """Each view after a fake token and a place token, one more fake token at the end; each row of tiles ends with a newline."""
+    """Each view after a fake token and a place token, one more fake token at the end; each row of tiles ends with a newline.
+
+    With a `longest_edge` of one tile there is the global view alone, and no grid.
+    """
 
     longest_edge: int
     tile: int
@@ -29,6 +32,8 @@ class Idefics3:
         other = ceil_div(as_ints(np.where(is_wide, long / ratio, long * ratio)), self.tile)
         along = as_ints(long) // self.tile
         rows, columns = np.where(is_wide, other, along), np.where(is_wide, along, other)
+        is_split = rows * columns > 1
+        rows, columns = np.where(is_split, rows, 0), np.where(is_split, columns, 0)
         views = rows * columns + 1
         patches = (self.tile // self.patch_size) ** 2
         return image_counts(

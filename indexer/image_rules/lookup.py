@@ -24,7 +24,7 @@ def image_rule(name: str, parameters: Mapping[str, Any] | None = None) -> ImageR
     if ":" in name:
         return _own_rule(name, parameters)
     if name not in PRESETS:
-        raise UsageError(f"unknown image rule {name!r}, neither a preset nor module:function{_nearest(name, PRESETS)}")
+        raise UsageError(f"unknown image rule {name!r}, neither a preset nor module:function{nearest(name, PRESETS)}")
     rule: Any = PRESETS[name].rule
     _check_parameters(name, rule, parameters)
     return typing.cast(ImageRule, replace(rule, **parameters))
@@ -35,7 +35,7 @@ def _check_parameters(name: str, rule: Any, parameters: Mapping[str, Any]) -> No
     known = [item.name for item in fields(rule)]
     for key, value in parameters.items():
         if key not in known:
-            raise UsageError(f"image rule {name!r} has no parameter {key!r}{_nearest(key, known)}")
+            raise UsageError(f"image rule {name!r} has no parameter {key!r}{nearest(key, known)}")
         kinds = typing.get_args(types[key]) or (types[key],)
         if typing.get_origin(types[key]) is tuple:
             raise UsageError(f"image rule {name!r}: {key} cannot be changed; write your own rule as module:function")
@@ -76,6 +76,7 @@ def _own_rule(name: str, parameters: Mapping[str, Any]) -> OwnRule:
     return OwnRule(name=name, function=function, parameters=dict(parameters))
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of a message on an unknown word: the most similar known one, or all of them."""
     near = difflib.get_close_matches(word.lower(), known := list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(known)}"

@@ -50,6 +50,7 @@ class MiniCPMV:
             grid=(rows, columns),
             grid_unit="tiles",
             newline_runs=np.maximum(rows - 1, 0),
+            overview_tokens=area // 16 if self.tokens_per_view is None else 0,
             refusals={at: f"mean must have {whole[0][at]:.0f} elements if it is an iterable, got 3" for at in flat},
         )
 

@@ -46,6 +46,7 @@ def test_all_rules_without_a_name_as_json_lines() -> None:
         "grid_columns": 138,
         "num_newline_runs": 0,
         "num_text_chars": 0,
+        "num_overview_tokens": 0,
         "grid_unit": "patches",
         "refusal": None,
     }
