@@ -21,6 +21,13 @@ QUARANTINE_SUFFIX = ".quarantine.jsonl"
 MANIFEST_SUFFIX = ".part.json"
 PART_SUFFIXES = (RECORDS_SUFFIX, OFFSETS_SUFFIX, BUNDLE_SUFFIX, QUARANTINE_SUFFIX)
 
+INDEX_DIR = "index"
+PROFILE_FILE = "profile.json"
+PROFILE_DATASET_FILE = "dataset.yaml"
+TABLE_SUFFIX = ".arrow"
+IDS_SUFFIX = ".ids.arrow"
+EXCLUDE_DIR = "exclude"
+
 TEMPORARY_PREFIX = ".tmp-"
 """Files with this prefix are work in progress of some process: never read, removed when a day old."""
 
@@ -77,3 +84,49 @@ def part_of(file_name: str) -> str | None:
             stem = file_name.removesuffix(suffix)
             return stem if PartId.parse(stem) else None
     return None
+
+
+def index_dir(profile: str) -> str:
+    """Folder of a profile's index, relative to the dataset."""
+    return f"{INDEX_DIR}/{profile}"
+
+
+def profile_file(profile: str) -> str:
+    """What a profile counts with, relative to the dataset."""
+    return f"{index_dir(profile)}/{PROFILE_FILE}"
+
+
+def profile_dataset_file(profile: str) -> str:
+    """The blend of a profile for Energon, relative to the dataset."""
+    return f"{index_dir(profile)}/{PROFILE_DATASET_FILE}"
+
+
+def index_parts_dir(profile: str, source: str) -> str:
+    """Folder of a source's index parts, relative to the dataset."""
+    return f"{index_dir(profile)}/parts/{source}"
+
+
+def index_part_file(profile: str, source: str, part_id: str) -> str:
+    """The index of one part, relative to the dataset."""
+    return f"{index_parts_dir(profile, source)}/{part_id}{TABLE_SUFFIX}"
+
+
+def index_quarantine_file(profile: str, source: str, part_id: str) -> str:
+    """The records of one part that a profile cannot count, relative to the dataset."""
+    return f"{index_dir(profile)}/quarantine/{source}/{part_id}.jsonl"
+
+
+def index_table_file(profile: str, source: str) -> str:
+    """The index of a whole source, relative to the dataset."""
+    return f"{index_dir(profile)}/{source}{TABLE_SUFFIX}"
+
+
+def index_ids_file(profile: str, source: str) -> str:
+    """The sorted id hashes of a source, relative to the dataset."""
+    return f"{index_dir(profile)}/{source}{IDS_SUFFIX}"
+
+
+def table_source_of(file_name: str) -> str | None:
+    """The source whose whole index a file of a profile's folder is, or None for every other file."""
+    stem, dot, rest = file_name.partition(".")
+    return stem if stem and dot + rest == TABLE_SUFFIX else None
