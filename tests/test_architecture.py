@@ -61,6 +61,23 @@ def test_image_rules_need_numpy_alone() -> None:
     assert loaded.isdisjoint({"ray", "torch", "megatron", "pipelines", "plugin", "pydantic", "fsspec", "PIL", "pyarrow"})
 
 
+def test_the_index_is_read_without_pandas_or_an_engine() -> None:
+    code = """
+import tempfile
+from index_rows import FINGERPRINT, PROFILE, make_rows, write_parts
+from indexer.table import consolidate, open_index
+from packer.storage import LocalStorage
+with tempfile.TemporaryDirectory() as folder:
+    storage = LocalStorage(folder, fsync=False)
+    consolidate(storage, PROFILE, "web", write_parts(storage, [make_rows([1, 0])]), FINGERPRINT)
+    table = open_index(folder, PROFILE)
+    table.row(1), table.find("a"), table.usable, table.column("images")
+"""
+    loaded = roots_loaded_by(f"import sys; sys.path.append({str(ROOT / 'tests' / 'support')!r})\n{code}")
+    assert "pyarrow" in loaded
+    assert loaded.isdisjoint({"ray", "torch", "megatron", "pipelines", "plugin", "pydantic", "PIL", "pandas"})
+
+
 def test_constraints_pin_every_direct_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
