@@ -78,6 +78,12 @@ with tempfile.TemporaryDirectory() as folder:
     assert loaded.isdisjoint({"ray", "torch", "megatron", "pipelines", "plugin", "pydantic", "PIL", "pandas"})
 
 
+def test_tokenizers_need_the_package_of_their_file_alone() -> None:
+    loaded = roots_loaded_by("import indexer.tokenizers")
+    assert "tokenizers" in loaded
+    assert loaded.isdisjoint({"tiktoken", "regex", "sentencepiece", "transformers", "ray", "torch", "pipelines", "plugin", "PIL"})
+
+
 def test_constraints_pin_every_direct_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
