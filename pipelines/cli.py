@@ -16,7 +16,9 @@ from packer.format.errors import BayplanError, RecipeError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pipelines.index import IndexReport
     from pipelines.pack import JobReport
+    from pipelines.report import WrittenReport
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 
@@ -173,6 +175,110 @@ def _print_report(report: JobReport, as_json: bool) -> None:
     else:
         for line in report_lines(report):
             click.echo(line)
+
+
+@main.command()
+@click.argument("dataset_url", metavar="DATASET")
+@_cluster_options
+@click.option("--profile", "profiles", multiple=True, help="Only this profile; default: all.")
+@click.option("--recipe", "recipe_path", help="Take the profiles of this recipe; default: of the one kept in the dataset.")
+@click.option("--replace-changed", is_flag=True, help="Drop the index of a profile that changed and count anew.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def index(
+    dataset_url: str,
+    address: str | None,
+    workers: int | None,
+    profiles: tuple[str, ...],
+    recipe_path: str | None,
+    replace_changed: bool,
+    as_json: bool,
+) -> None:
+    """Count the tokens and images of every sample of DATASET by its recipe's profiles. Run it again to go on.
+
+    Example: bayplan index demo-dataset
+    """
+    from pipelines.recipe import load_recipe
+
+    recipe = load_recipe(recipe_path) if recipe_path else None
+    with _job(address, workers) as (progress, should_stop):
+        from pipelines.index import IndexJob
+
+        job = IndexJob(
+            dataset_url,
+            profiles=profiles,
+            recipe=recipe,
+            replace_changed=replace_changed,
+            listener=progress,
+            should_stop=should_stop,
+        )
+        report = job.run()
+    _print_index(report, as_json)
+    sys.exit(report.exit_code)
+
+
+def _print_index(report: IndexReport, as_json: bool) -> None:
+    from pipelines.index_text import index_json, index_lines
+
+    if as_json:
+        click.echo(index_json(report))
+    else:
+        for line in index_lines(report):
+            click.echo(line)
+
+
+@main.command()
+@click.argument("recipe_path", metavar="RECIPE")
+@_cluster_options
+@click.option("--replace-changed", is_flag=True, help="Drop and remake what changed: parts of files, indexes of profiles.")
+def run(recipe_path: str, address: str | None, workers: int | None, replace_changed: bool) -> None:
+    """Pack, index and report: all of RECIPE in one job. Run it again to go on.
+
+    Example: bayplan run examples/corpus/recipe.yaml
+    """
+    from pipelines.recipe import load_recipe
+
+    loaded = load_recipe(recipe_path)
+    with _job(address, workers) as (progress, should_stop):
+        from pipelines.run import run_recipe
+
+        outcome = run_recipe(loaded, replace_changed=replace_changed, listener=progress, should_stop=should_stop)
+    if outcome.index is not None:
+        _print_index(outcome.index, as_json=False)
+    if outcome.report is not None:
+        _print_statistics(outcome.report, as_json=False)
+    _print_report(outcome.pack, as_json=False)
+    sys.exit(outcome.exit_code)
+
+
+@main.command()
+@click.argument("dataset_url", metavar="DATASET")
+@click.option("--profile", "profiles", multiple=True, help="Only this profile; default: all.")
+@click.option("--cards", type=click.IntRange(min=0), default=4, show_default=True, help="Sample cards for each source.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Which samples the cards show.")
+@click.option("--to", "folder", type=click.Path(file_okay=False), help="Folder to write to; default: report/ in DATASET.")
+@click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
+def report(dataset_url: str, profiles: tuple[str, ...], cards: int, seed: int, folder: str | None, as_json: bool) -> None:
+    """Write the statistics of DATASET as one HTML page and as JSON, and print a summary.
+
+    Example: bayplan report demo-dataset
+    """
+    from pipelines.report import write_report
+
+    _print_statistics(write_report(dataset_url, profiles, num_cards=cards, seed=seed, folder=folder), as_json)
+
+
+def _print_statistics(written: WrittenReport, as_json: bool) -> None:
+    import json
+
+    from rich.console import Console
+
+    from pipelines.report_terminal import print_summary
+
+    if as_json:
+        click.echo(json.dumps(written.document, indent=2, ensure_ascii=False))
+    else:
+        print_summary(written.document, Console())
+        click.echo(f"report: {written.place}")
 
 
 @main.command()

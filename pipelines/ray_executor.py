@@ -25,7 +25,7 @@ from packer.format.errors import BayplanError, OutputError, StorageFault, UsageE
 from packer.storage import may_pass
 from pipelines.crumbs import Crumb, Suspects, take_crumb
 from pipelines.recipe import Resources
-from pipelines.tasks import ProbeTask, Result, Task, run_task
+from pipelines.tasks import Result, Task, condemning, position_word, probe_of, run_task, tolerating
 
 FAULT_DELAYS_SECONDS: tuple[float, ...] = (5.0, 30.0, 120.0)
 """Pauses before a task is run again after a fault that may pass."""
@@ -85,15 +85,7 @@ class Unit:
     @property
     def runnable(self) -> Task:
         """The task itself, or the probe of its suspects."""
-        if self.probe is None:
-            return self.task
-        return ProbeTask(
-            source=self.task.source,
-            work=self.task.work,
-            first=self.probe.first,
-            last=self.probe.last,
-            condemned=self.task.condemned,
-        )
+        return self.task if self.probe is None else probe_of(self.task, self.probe.first, self.probe.last)
 
 
 class Listener:
@@ -344,10 +336,10 @@ class RayExecutor:
             self._give_up(unit.source, f"unexpected {type(cause).__name__}: {cause}; please report this\n{error}")
 
     def _faulted(self, unit: Unit, error: BaseException) -> None:
-        if unit.num_faults == len(FAULT_DELAYS_SECONDS) and not unit.task.source.max_faults:
+        last_try = tolerating(unit.task, TOLERATED_FAULTS) if unit.num_faults == len(FAULT_DELAYS_SECONDS) else None
+        if last_try is not None:
             self._listener.say(unit.source, f"{error}; trying once more, up to {TOLERATED_FAULTS} such images go to quarantine")
-            source = dataclasses.replace(unit.task.source, max_faults=TOLERATED_FAULTS)
-            unit.task = dataclasses.replace(unit.task, source=source)
+            unit.task = last_try
             self._requeue(unit)
             return
         if unit.num_faults >= len(FAULT_DELAYS_SECONDS):
@@ -373,13 +365,17 @@ class RayExecutor:
             unit.probe = dataclasses.replace(unit.probe, first=suspects.first)
         elif suspects is not None:
             unit.probe = suspects
-        where = f"between bytes {suspects.first} and {suspects.last}" if suspects else "before its first row"
+        where = (
+            f"between {position_word(unit.task)}s {suspects.first} and {suspects.last}" if suspects else "before its first row"
+        )
         self._listener.say(unit.source, f"a worker died {where} ({_first_line(error)}); going on from the last committed part")
         self._requeue(unit, 0.5)
 
-    def _condemn(self, unit: Unit, byte_offset: int) -> None:
-        self._listener.say(unit.source, f"the row at byte {byte_offset} killed two workers when alone: it goes to quarantine")
-        unit.task = dataclasses.replace(unit.task, condemned=unit.task.condemned | {byte_offset})
+    def _condemn(self, unit: Unit, position: int) -> None:
+        self._listener.say(
+            unit.source, f"the row at {position_word(unit.task)} {position} killed two workers when alone: it goes to quarantine"
+        )
+        unit.task = condemning(unit.task, position)
 
     def _suspects(self, unit: Unit) -> Suspects | None:
         """The crumb of a dead worker; None when its node is gone as well."""

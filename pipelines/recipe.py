@@ -27,6 +27,7 @@ from pipelines.recipe_models import (
     mixture_problems,
 )
 from pipelines.recipe_paths import is_below, resolve_path, resolve_pattern, source_root, written_form
+from pipelines.recipe_profiles import resolve_profile_paths
 from pipelines.recipe_yaml import dump_yaml, parse_yaml
 
 __all__ = [
@@ -79,6 +80,11 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
     if isinstance(raw.get("sources"), list):
         defaults = _usable_defaults(raw["defaults"], reporter) if "defaults" in raw else {}
         resolved["sources"] = _resolved_sources(raw["sources"], defaults, folder, reporter)
+    if isinstance(profiles := raw.get("profiles"), dict):
+        resolved["profiles"] = {name: dict(value) if isinstance(value, dict) else value for name, value in profiles.items()}
+        for profile in resolved["profiles"].values():
+            if isinstance(profile, dict):
+                resolve_profile_paths(profile, folder)
     try:
         recipe = Recipe.model_validate(resolved)
     except ValidationError as error:

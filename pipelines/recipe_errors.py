@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from packer.format.errors import RecipeError
 from pipelines.recipe_models import NOT_IN_DEFAULTS, Conversion, ImagePolicy, Limits, Recipe, Resources, Source
+from pipelines.recipe_profiles import ProfileModel, TokenizerModel
 from pipelines.recipe_yaml import Document, Path, Problem
 
 _PLACES: dict[str, type[BaseModel]] = {
@@ -22,6 +23,8 @@ _PLACES: dict[str, type[BaseModel]] = {
     "a source": Source,
     "images": ImagePolicy,
     "images.convert": Conversion,
+    "a profile": ProfileModel,
+    "a profile's tokenizer": TokenizerModel,
     "resources": Resources,
     "limits": Limits,
 }

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipelines.recipe_paths import fits, source_root
+from pipelines.recipe_profiles import ProfileModel
 from pipelines.recipe_types import (
     FIELD_DEFAULTS,
     GIB,
@@ -210,7 +211,7 @@ class Recipe(_Model):
     )
     defaults: Defaults = Field(default=Defaults(), description="Merged under each source on loading, then empty")
     sources: Annotated[tuple[Source, ...], Field(strict=False, min_length=1)] = Field(description="The inputs")
-    profiles: dict[Slug, dict[str, Any]] = Field(default={}, description="Ways of counting: tokenizer, template, image rule")
+    profiles: dict[Slug, ProfileModel] = Field(default={}, description="Ways of counting: tokenizer, template, image rule")
     resources: Resources = Field(default=Resources(), description="What one task asks of Ray")
     limits: Limits = Field(default=Limits(), description="How much quarantine is still a success")
 

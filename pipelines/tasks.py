@@ -1,4 +1,4 @@
-"""The tasks a pack job is made of: plain picklable values and generators that know nothing of Ray.
+"""The tasks that jobs are made of: plain picklable values and generators that know nothing of Ray.
 
 Every task yields `Step`s while it works and its result last, and tells a guard which rows it is working on.
 """
@@ -25,6 +25,7 @@ from packer.row_source import RowSource, SourceConfig
 from packer.samples import Row, Sample
 from packer.sources import InputRange, LineReader, RawLine
 from packer.storage import Storage, open_storage
+from pipelines.index_tasks import ConsolidateTask, IndexedPart, IndexedSource, IndexTask, consolidate_source, index_parts
 
 SCOUT_ROWS = 1000
 """Rows of a source looked at before its ranges are cut; if all are refused and there are so many, the source fails."""
@@ -91,8 +92,34 @@ class ProbeTask:
     condemned: frozenset[int] = field(default_factory=frozenset)
 
 
-Task = ScoutTask | ConvertTask | RetryTask | ProbeTask
-Result = Scouted | PartManifest
+Task = ScoutTask | ConvertTask | RetryTask | ProbeTask | IndexTask | ConsolidateTask
+Result = Scouted | PartManifest | IndexedPart | IndexedSource
+
+
+def position_word(task: Task) -> str:
+    """What a guard's positions count in this task."""
+    return "row" if isinstance(task, IndexTask | ConsolidateTask) else "byte"
+
+
+def probe_of(task: Task, first: int, last: int) -> Task:
+    """The task that tries the rows in [first, last] alone and throws their results away."""
+    if isinstance(task, IndexTask):
+        return dataclasses.replace(task, probe=(first, last))
+    assert not isinstance(task, ConsolidateTask)  # it has no rows, so it leaves no suspects
+    return ProbeTask(source=task.source, work=task.work, first=first, last=last, condemned=task.condemned)
+
+
+def condemning(task: Task, position: int) -> Task:
+    """The task with one more row that is not worked on any more."""
+    assert not isinstance(task, ConsolidateTask)
+    return dataclasses.replace(task, condemned=task.condemned | {position})
+
+
+def tolerating(task: Task, num_faults: int) -> Task | None:
+    """The task that takes so many unreadable images in a row for bad ones; None where it reads none or does already."""
+    if isinstance(task, IndexTask | ConsolidateTask) or task.source.max_faults:
+        return None
+    return dataclasses.replace(task, source=dataclasses.replace(task.source, max_faults=num_faults))
 
 
 def run_task(task: Task, dataset_url: str, guard: Guard) -> Iterator[Step | Result]:
@@ -104,6 +131,10 @@ def run_task(task: Task, dataset_url: str, guard: Guard) -> Iterator[Step | Resu
             yield from convert_range(resumed, storage, guard)
     elif isinstance(task, RetryTask):
         yield from retry_part(task, open_storage(dataset_url), guard)
+    elif isinstance(task, IndexTask):
+        yield from index_parts(task, open_storage(dataset_url), guard)
+    elif isinstance(task, ConsolidateTask):
+        yield from consolidate_source(task, open_storage(dataset_url), guard)
     elif isinstance(task, ScoutTask):
         yield from _scout(task, guard)
     else:

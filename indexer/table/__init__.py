@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indexer.table.consolidating import Consolidated, consolidate, read_stats
+from indexer.table.consolidating import Consolidated, consolidate, is_consolidated, read_stats
 from indexer.table.index import IndexImage, IndexRow, IndexTable
 from indexer.table.opening import open_index
 from indexer.table.parts import PartCheck, PartState, part_state, part_states, read_part, write_part
@@ -15,6 +15,7 @@ __all__ = [
     "PartCheck",
     "PartState",
     "consolidate",
+    "is_consolidated",
     "open_index",
     "part_state",
     "part_states",

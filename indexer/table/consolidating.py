@@ -60,11 +60,13 @@ def consolidate(
     profile_fingerprint: str,
     *,
     merge_stats: MergeStats | None = None,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Consolidated:
     """Publish the table and the sorted ids of a source, unless they cover exactly these parts already.
 
     Args:
-        manifests: all parts of the source. merge_stats: None leaves the blob of the source empty.
+        manifests: all parts of the source. merge_stats: None leaves the blob of the source empty. on_batch: called now and
+            then while it works.
 
     Raises:
         UsageError: naming parts that are not counted, or counted before they were packed again, or by another profile.
@@ -73,7 +75,7 @@ def consolidate(
     manifests = list(manifests)
     keys = part_keys(manifests)
     num_rows = sum(key.num_rows for key in keys)
-    if _covers(place, keys):
+    if covers(place, keys):
         return Consolidated(num_parts=len(keys), num_rows=num_rows, written=False)
     stats = _check_parts(place, manifests, merge_stats)
     for folder in (layout.index_dir(profile), layout.index_parts_dir(profile, source)):
@@ -82,7 +84,7 @@ def consolidate(
     ids: Staged | None = None
     try:
         ids = storage.stage(layout.index_ids_file(profile, source))
-        _write(place, keys, num_rows, stats, table, ids)
+        _write(place, keys, num_rows, stats, table, ids, on_batch)
     except BaseException:
         storage.discard(table)
         if ids is not None:
@@ -101,7 +103,15 @@ def parts_digest(profile_fingerprint: str, parts: bytes) -> str:
     return bytes_digest(profile_fingerprint.encode() + b"\n" + parts)[:32]
 
 
-def _covers(place: PartPlace, keys: Sequence[PartKey]) -> bool:
+def is_consolidated(
+    storage: Storage, profile: str, source: str, manifests: Iterable[PartManifest], profile_fingerprint: str
+) -> bool:
+    """Whether the table of a source covers exactly these parts, counted by this very profile."""
+    place = PartPlace(storage=storage, profile=profile, source=source, profile_fingerprint=profile_fingerprint)
+    return covers(place, part_keys(manifests))
+
+
+def covers(place: PartPlace, keys: Sequence[PartKey]) -> bool:
     """Whether both files are there, whole, and made of these parts."""
     expected = parts_digest(place.profile_fingerprint, parts_json(keys))
     for kind, name in _names(place).items():
@@ -153,7 +163,15 @@ def _check_parts(place: PartPlace, manifests: Sequence[PartManifest], merge_stat
     return stats
 
 
-def _write(place: PartPlace, keys: Sequence[PartKey], num_rows: int, stats: bytes, table: Staged, ids: Staged) -> None:
+def _write(
+    place: PartPlace,
+    keys: Sequence[PartKey],
+    num_rows: int,
+    stats: bytes,
+    table: Staged,
+    ids: Staged,
+    on_batch: Callable[[], None],
+) -> None:
     parts = parts_json(keys)
     digest = parts_digest(place.profile_fingerprint, parts)
     schema = SCHEMA.with_metadata(
@@ -161,12 +179,11 @@ def _write(place: PartPlace, keys: Sequence[PartKey], num_rows: int, stats: byte
     )
     sorter = IdSorter(num_rows, os.path.dirname(table.path))
     try:
-        batches = _batches(_rows(place, keys), schema, sorter)
+        batches = _batches(_rows(place, keys), schema, sorter, on_batch)
         table_written = write_staged(place.storage, table, schema, batches)
         ids_metadata = _header(place, KIND_IDS, num_rows).metadata({"parts_digest": digest})
         schema = ids_schema(num_rows).with_metadata(ids_metadata)
-        sorted_batches = (pa.RecordBatch.from_arrays([as_arrow(h), as_arrow(r)], schema=schema) for h, r in sorter.sorted())
-        ids_written = write_staged(place.storage, ids, schema, sorted_batches)
+        ids_written = write_staged(place.storage, ids, schema, _id_batches(schema, sorter, on_batch))
     finally:
         sorter.close()
     publish_table(place.storage, ids, ids_written, num_rows)
@@ -197,12 +214,19 @@ def _rows(place: PartPlace, keys: Sequence[PartKey]) -> Iterator[Rows]:
             yield from rows_of(place, key, reader)
 
 
-def _batches(rows: Iterator[Rows], schema: pa.Schema, sorter: IdSorter) -> Iterator[pa.RecordBatch]:
+def _batches(rows: Iterator[Rows], schema: pa.Schema, sorter: IdSorter, on_batch: Callable[[], None]) -> Iterator[pa.RecordBatch]:
     start = 0
     for batch in rebatch(rows):
         sorter.add(batch.id_hash, np.arange(start, start + len(batch)))
         start += len(batch)
+        on_batch()
         yield batch.to_batch(schema)
+
+
+def _id_batches(schema: pa.Schema, sorter: IdSorter, on_batch: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+    for hashes, rows in sorter.sorted():
+        on_batch()
+        yield pa.RecordBatch.from_arrays([as_arrow(hashes), as_arrow(rows)], schema=schema)
 
 
 def read_stats(storage: Storage, profile: str, source: str) -> bytes:

@@ -27,6 +27,7 @@ PROFILE_DATASET_FILE = "dataset.yaml"
 TABLE_SUFFIX = ".arrow"
 IDS_SUFFIX = ".ids.arrow"
 EXCLUDE_DIR = "exclude"
+REPORT_DIR = "report"
 
 TEMPORARY_PREFIX = ".tmp-"
 """Files with this prefix are work in progress of some process: never read, removed when a day old."""
@@ -94,6 +95,11 @@ def index_dir(profile: str) -> str:
 def profile_file(profile: str) -> str:
     """What a profile counts with, relative to the dataset."""
     return f"{index_dir(profile)}/{PROFILE_FILE}"
+
+
+def profile_tokenizer_file(profile: str, suffix: str) -> str:
+    """The dataset's own copy of a profile's tokenizer; `suffix` is that of the original file."""
+    return f"{index_dir(profile)}/tokenizer{suffix}"
 
 
 def profile_dataset_file(profile: str) -> str:

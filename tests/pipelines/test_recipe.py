@@ -153,7 +153,10 @@ def test_one_mistake_of_a_source_is_one_line(tmp_path: Path, text: str, message:
     [
         ("vresion: 1", "vresion: unknown key; did you mean 'version'?"),
         ("weight: 1", "weight: unknown key here; it belongs to a source"),
-        ("profiles: {My Model: {}}", "profiles.My Model: found the key 'My Model', expected a name of a-z"),
+        (
+            "profiles: {My Model: {tokenizer: t, template: chatml, image_rule: null}}",
+            "profiles.My Model: found the key 'My Model', expected a name of a-z",
+        ),
         ("profiles: {m: 3}", "profiles.m: found 3 (number), expected a mapping"),
         ("resources: {num_cpus: 1.5}", "resources.num_cpus: found 1.5, expected a share of one (0.5) or a whole number"),
         ("resources: {custom: {CPU: 1}}", "resources.custom: found 'CPU', which is Ray's own, expected a custom resource"),
@@ -318,8 +321,23 @@ options = st.fixed_dictionaries(
 )
 
 
+profiles = st.fixed_dictionaries(
+    {
+        "tokenizer": texts | st.fixed_dictionaries({"file": texts, "special_tokens": st.dictionaries(texts, st.integers(0, 9))}),
+        "template": st.sampled_from(["document", "chatml", "a.jinja"]),
+        "image_rule": st.none() | texts | st.fixed_dictionaries({"name": texts, "parameters": st.dictionaries(texts, texts)}),
+    },
+    optional={
+        "bos": texts,
+        "date": st.just("2024-07-26"),
+        "variables": st.dictionaries(texts, texts | st.floats(allow_nan=False)),
+        "sequence_lengths": st.lists(st.integers(1, 2**20)),
+    },
+)
+
+
 @settings(max_examples=60, deadline=None)
-@given(sources=st.lists(options, min_size=1, max_size=3), profile=st.dictionaries(texts, texts | st.floats(allow_nan=False)))
+@given(sources=st.lists(options, min_size=1, max_size=3), profile=profiles)
 def test_what_is_dumped_loads_as_the_same_recipe(
     tmp_path_factory: pytest.TempPathFactory, sources: list[dict[str, Any]], profile: dict[str, Any]
 ) -> None:

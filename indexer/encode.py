@@ -1,0 +1,346 @@
+"""`SampleEncoder`: record -> token ids with image spans and loss mask; and the counts of many records at once.
+
+Both go through one plan of a record, so an index can never hold another length than a trainer builds. Text is joined
+across message and image borders before it is tokenized, as a model's own processor does with its expanded prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from indexer.image_layouts import ImageLayout
+from indexer.image_rules import MAX_SIDE, ImageCount, ImageRule, ImageSizes
+from indexer.rows import Status
+from indexer.segments import Features, Image, Text, Token
+from indexer.templates import Template, TemplateFailure
+from indexer.tokenizers import TextTokenizer, TokenizationFailed, token_id
+from packer.format.errors import BayplanError
+
+Record = Mapping[str, Any]
+Ids = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+
+class SampleRefused(BayplanError):
+    """A sample that this profile cannot encode; costs that sample only."""
+
+    def __init__(self, status: Status, detail: str) -> None:
+        self.status = status
+        self.detail = detail
+        super().__init__(f"{status.name.lower()}: {detail}")
+
+    def __reduce__(self) -> tuple[type[SampleRefused], tuple[Status, str]]:
+        return type(self), (self.status, self.detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpan:
+    """Where an image stands: positions [start, end), from its first special token or feature to its last."""
+
+    index: int
+    """Into the record's `images`."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedSample:
+    """One sample as a model reads it."""
+
+    ids: Ids
+    """[num_tokens]"""
+    loss_mask: Mask
+    """[num_tokens], whether the token is a target; a trainer shifts it together with the labels."""
+    feature_mask: Mask
+    """[num_tokens], whether the position holds an image feature."""
+    image_spans: tuple[ImageSpan, ...]
+    """In reading order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCount:
+    """The length of one sample by kind; `num_tokens` is text + image + special and wrapper tokens."""
+
+    num_text_tokens: int
+    num_image_tokens: int
+    num_tokens: int
+    num_loss_tokens: int
+    images: tuple[ImageCount, ...]
+    """In the order of the record's `images`."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """Texts that stand side by side, tokenized as one."""
+
+    texts: list[Text]
+    starts: bool
+    """Whether nothing stands before it in the sample."""
+
+    @property
+    def text(self) -> str:
+        return self.texts[0].text if len(self.texts) == 1 else "".join(text.text for text in self.texts)
+
+    @property
+    def loss(self) -> bool | None:
+        """The same for all its text, or None."""
+        losses = {text.loss for text in self.texts}
+        return losses.pop() if len(losses) == 1 else None
+
+    def losses(self, offsets: Sequence[tuple[int, int]]) -> Mask:
+        """Whether each token covers a character that is a target."""
+        chars = np.concatenate([np.full(len(text.text), text.loss) for text in self.texts])
+        targets_before = np.concatenate([[0], np.cumsum(chars)])
+        spans = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
+        return np.asarray(targets_before[spans[:, 1]] > targets_before[spans[:, 0]])
+
+
+_Part = tuple[_Run | Token | Features, int | None]
+"""A part of a plan and, for what stands for an image, the index of that image."""
+
+
+class SampleEncoder:
+    """One way of counting: tokenizer, template and image rule. Safe to use in several threads."""
+
+    def __init__(
+        self,
+        *,
+        fingerprint: str,
+        tokenizer: TextTokenizer,
+        template: Template,
+        rule: ImageRule | None,
+        layout: ImageLayout | None,
+    ) -> None:
+        self.fingerprint = fingerprint
+        self.tokenizer = tokenizer
+        self._template = template
+        self._rule = rule
+        self._layout = layout
+
+    def encode(self, record: Record) -> EncodedSample:
+        """The ids of a record.
+
+        Raises:
+            SampleRefused: when the index holds a status instead of a length for it.
+        """
+        counts = self._image_counts([record])[0]
+        ids: list[npt.ArrayLike] = []
+        losses: list[npt.ArrayLike] = []
+        features: list[npt.ArrayLike] = []
+        spans: list[tuple[int, int, int]] = []
+        position = 0
+        try:
+            for part, image in self._plan(record, counts):
+                part_ids, part_losses = self._encoded(part)
+                if image is not None and not isinstance(part, _Run):
+                    spans.append((image, position, position + len(part_ids)))
+                ids.append(part_ids)
+                losses.append(part_losses)
+                features.append(np.full(len(part_ids), isinstance(part, Features)))
+                position += len(part_ids)
+        except (TemplateFailure, TokenizationFailed) as error:
+            raise _refused(error) from error
+        if not position:
+            raise SampleRefused(Status.EMPTY, "found no token, expected at least one")
+        return EncodedSample(
+            ids=np.concatenate(ids).astype(np.int32),
+            loss_mask=np.concatenate(losses).astype(np.bool_),
+            feature_mask=np.concatenate(features).astype(np.bool_),
+            image_spans=tuple(_joined(spans)),
+        )
+
+    def _encoded(self, part: _Run | Token | Features) -> tuple[npt.NDArray[Any], Mask]:
+        if isinstance(part, Token):
+            return np.array([token_id(self.tokenizer, part.token)]), np.array([part.loss])
+        if isinstance(part, Features):
+            return np.full(part.num_tokens, token_id(self.tokenizer, part.token)), np.zeros(part.num_tokens, np.bool_)
+        loss = part.loss
+        if loss is None:
+            ids, offsets = self.tokenizer.encode_with_offsets(part.text, part.starts)
+            return np.asarray(ids, np.int64), part.losses(offsets)
+        ids = self.tokenizer.encode_batch([part.text], [part.starts])[0]
+        return np.asarray(ids, np.int64), np.full(len(ids), loss)
+
+    def lengths(self, records: Sequence[Record]) -> list[SampleCount | SampleRefused]:
+        """The counts of many records, in their order; what `encode` refuses is a refusal here."""
+        found: list[SampleCount | SampleRefused] = []
+        plans: list[list[_Part]] = []
+        for record, counts in zip(records, self._all_image_counts(records), strict=True):
+            plan: list[_Part] = []
+            try:
+                if isinstance(counts, SampleRefused):
+                    raise counts
+                plan = list(self._plan(record, counts))
+                found.append(_without_text(plan, counts))
+            except TemplateFailure as error:
+                found.append(_refused(error))
+            except SampleRefused as error:
+                found.append(error)
+            plans.append(plan)
+        return self._with_text(found, plans)
+
+    def _with_text(
+        self, found: list[SampleCount | SampleRefused], plans: Sequence[Sequence[_Part]]
+    ) -> list[SampleCount | SampleRefused]:
+        owners = [
+            k for k, plan in enumerate(plans) if isinstance(found[k], SampleCount) for part, _ in plan if isinstance(part, _Run)
+        ]
+        runs = [
+            part
+            for k, plan in enumerate(plans)
+            if isinstance(found[k], SampleCount)
+            for part, _ in plan
+            if isinstance(part, _Run)
+        ]
+        refusals: dict[int, SampleRefused] = {}
+        try:
+            sizes, losses = self._text_lengths(runs)
+        except TokenizationFailed:
+            sizes, losses = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
+            for place, run in enumerate(runs):
+                try:
+                    sizes[place : place + 1], losses[place : place + 1] = self._text_lengths([run])
+                except TokenizationFailed as error:
+                    refusals[owners[place]] = _refused(error)
+        text = np.bincount(owners, sizes, len(found)).astype(np.int64).tolist()
+        loss = np.bincount(owners, losses, len(found)).astype(np.int64).tolist()
+        return [
+            refusals[k] if k in refusals else item if isinstance(item, SampleRefused) else _completed(item, text[k], loss[k])
+            for k, item in enumerate(found)
+        ]
+
+    def _text_lengths(self, runs: Sequence[_Run]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Tokens and loss tokens of each run."""
+        same = [run.loss for run in runs]
+        sizes = np.zeros(len(runs), np.int64)
+        losses = np.zeros(len(runs), np.int64)
+        plain = [place for place, loss in enumerate(same) if loss is not None]
+        if plain:
+            texts = [runs[place].text for place in plain]
+            sizes[plain] = self.tokenizer.count_batch(texts, [runs[place].starts for place in plain])
+            losses[plain] = sizes[plain] * np.array([same[place] for place in plain], np.int64)
+        for place in set(range(len(runs))).difference(plain):
+            ids, offsets = self.tokenizer.encode_with_offsets(runs[place].text, runs[place].starts)
+            sizes[place] = len(ids)
+            losses[place] = runs[place].losses(offsets).sum()
+        return sizes, losses
+
+    def _plan(self, record: Record, counts: Sequence[ImageCount]) -> Iterator[_Part]:
+        """Runs of text, special tokens and features in order, every image replaced by what stands for it."""
+        texts: list[Text] = []
+        is_first = True
+        for piece, image in self._pieces(record, counts):
+            if isinstance(piece, Text):
+                if piece.text:
+                    texts.append(piece)
+                continue
+            if texts:
+                yield _Run(texts, is_first), None
+                texts = []
+            is_first = False
+            yield piece, image
+        if texts:
+            yield _Run(texts, is_first), None
+
+    def _pieces(self, record: Record, counts: Sequence[ImageCount]) -> Iterator[tuple[Text | Token | Features, int | None]]:
+        num_images = 0
+        for segment in self._template.segments(record):
+            if not isinstance(segment, Image):
+                yield segment, None
+                continue
+            assert self._layout is not None
+            for piece in self._layout.pieces(counts[segment.index], num_images):
+                yield piece, segment.index
+            num_images += 1
+
+    def _image_counts(self, records: Sequence[Record]) -> list[tuple[ImageCount, ...]]:
+        """Of each record's images; raises the first refusal."""
+        found = []
+        for counts in self._all_image_counts(records):
+            if isinstance(counts, SampleRefused):
+                raise counts
+            found.append(counts)
+        return found
+
+    def _all_image_counts(self, records: Sequence[Record]) -> list[tuple[ImageCount, ...] | SampleRefused]:
+        found: list[tuple[ImageCount, ...] | SampleRefused] = [self._unfit(record) or () for record in records]
+        fit = [k for k, record in enumerate(records) if record["images"] and not isinstance(found[k], SampleRefused)]
+        if not fit:
+            return found
+        assert self._rule is not None
+        entries = [entry for k in fit for entry in records[k]["images"]]
+        numbers = [len(records[k]["images"]) for k in fit]
+        sizes = ImageSizes.of_arrays([entry["width"] for entry in entries], [entry["height"] for entry in entries], numbers)
+        counts = self._rule(sizes)
+        first = 0
+        for k, number in zip(fit, numbers, strict=True):
+            refused = next((place for place in range(first, first + number) if place in counts.refusals), None)
+            if refused is None:
+                found[k] = tuple(counts.at(place) for place in range(first, first + number))
+            else:
+                size = f"{entries[refused]['width']}x{entries[refused]['height']}"
+                detail = f"image {refused - first} of {size}: {counts.refusals[refused]}"
+                found[k] = SampleRefused(Status.IMAGE_REFUSED, detail)
+            first += number
+        return found
+
+    def _unfit(self, record: Record) -> SampleRefused | None:
+        """Why the rule is not even asked."""
+        if not record["images"]:
+            return None
+        if self._rule is None:
+            return SampleRefused(Status.IMAGE_REFUSED, "found an image, but the profile has no image rule")
+        for k, entry in enumerate(record["images"]):
+            if not 1 <= min(entry["width"], entry["height"]) <= max(entry["width"], entry["height"]) <= MAX_SIDE:
+                detail = f"image {k}: found {entry['width']}x{entry['height']}, expected sides of 1 to {MAX_SIDE:,}"
+                return SampleRefused(Status.IMAGE_REFUSED, detail)
+        return None
+
+
+def _without_text(plan: Sequence[_Part], counts: Sequence[ImageCount]) -> SampleCount:
+    """What needs no tokenizer."""
+    image = sum(part.num_tokens for part, _ in plan if isinstance(part, Features))
+    tokens = [part for part, _ in plan if isinstance(part, Token)]
+    return SampleCount(
+        num_text_tokens=0,
+        num_image_tokens=image,
+        num_tokens=image + len(tokens),
+        num_loss_tokens=sum(token.loss for token in tokens),
+        images=tuple(counts),
+    )
+
+
+def _completed(count: SampleCount, num_text: int, num_loss: int) -> SampleCount | SampleRefused:
+    if not count.num_tokens + num_text:
+        return SampleRefused(Status.EMPTY, "found no token, expected at least one")
+    return SampleCount(
+        num_text_tokens=num_text,
+        num_image_tokens=count.num_image_tokens,
+        num_tokens=count.num_tokens + num_text,
+        num_loss_tokens=count.num_loss_tokens + num_loss,
+        images=count.images,
+    )
+
+
+def _refused(error: TemplateFailure | TokenizationFailed) -> SampleRefused:
+    status = Status.TEMPLATE_FAILED if isinstance(error, TemplateFailure) else Status.NOT_TOKENIZED
+    return SampleRefused(status, str(error))
+
+
+def _joined(pieces: Sequence[tuple[int, int, int]]) -> Iterator[ImageSpan]:
+    """One span per image from the positions of its pieces, which follow each other."""
+    index: int | None = None
+    start = end = 0
+    for image, first, last in pieces:
+        if image != index:
+            if index is not None:
+                yield ImageSpan(index=index, start=start, end=end)
+            index, start = image, first
+        end = last
+    if index is not None:
+        yield ImageSpan(index=index, start=start, end=end)

@@ -1,0 +1,74 @@
+"""`index/<profile>/dataset.yaml`: the Energon blend of a recipe's sources under one profile, `train` and `val`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from indexer.mixture import Mixture, SourceTokens, mixture_of
+from indexer.stats import Stats
+from packer.format import layout
+from packer.format.errors import UsageError
+from pipelines.recipe import Recipe
+
+_HEAD = "# The blend of this profile: weights are probabilities that the next sample is from a source.\n"
+
+
+def mixture(recipe: Recipe, stats: Mapping[str, Stats]) -> Mixture:
+    """Weights and shares of the recipe's sources that are counted.
+
+    Raises:
+        UsageError: when none of them has a sample to draw.
+    """
+    return mixture_of(
+        [
+            SourceTokens(
+                name=source.name,
+                num_samples=stats[source.name].num_usable,
+                num_tokens=stats[source.name].num_tokens,
+                weight=source.weight,
+                token_share=source.token_share,
+                val=source.val,
+            )
+            for source in recipe.sources
+            if source.name in stats
+        ]
+    )
+
+
+def dataset_yaml(recipe: Recipe, profile: str, stats: Mapping[str, Stats]) -> tuple[bytes, list[str]]:
+    """The file, and what a person has to be told of it.
+
+    Sources that are not counted yet and those with nothing to draw are left out.
+    """
+    notes: list[str] = []
+    weights: dict[str, float] = {}
+    if missing := [source.name for source in recipe.sources if source.name not in stats]:
+        notes.append(f"{layout.profile_dataset_file(profile)} leaves out what is not counted: {', '.join(missing)}")
+    try:
+        mixed = mixture(recipe, stats)
+    except UsageError as error:
+        notes.append(f"{layout.profile_dataset_file(profile)} is empty: {error}")
+    else:
+        notes += mixed.notes
+        weights = {row.name: row.weight for row in mixed.rows if row.weight}
+    held_out = {source.name for source in recipe.sources if source.val and source.name in weights}
+    if weights and not held_out:
+        notes.append("no source holds samples out (`val`), so the `val` split reads the training samples")
+    splits = {
+        "train": {"blend": [_entry(name, profile, weight) for name, weight in weights.items()]},
+        "val": {"blend": [_entry(name, profile, weight) for name, weight in weights.items() if name in (held_out or weights)]},
+    }
+    document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
+    return (_HEAD + yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).encode(), notes
+
+
+def _entry(source: str, profile: str, weight: float) -> dict[str, Any]:
+    return {
+        "path": f"../../{layout.source_dir(source)}",
+        "dataset_config": f"{profile}.yaml",
+        "weight": weight,
+        "subflavors": {"source": source},
+    }

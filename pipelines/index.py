@@ -1,0 +1,304 @@
+"""The index job: every record of a dataset is counted by every profile, once. Also `python -m pipelines.index`.
+
+Order of writing: tokenizer and `profile.json`; parts, in any order; one table a source; `dataset.yaml`. Part files are the
+only evidence of what is done, so the next run goes on from any end of this one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from indexer.image_rules.lookup import nearest
+from indexer.profile import (
+    OpenProfile,
+    difference,
+    open_copy,
+    open_profile,
+    open_stored,
+    profile_names,
+    read_profile,
+    write_profile,
+)
+from indexer.stats import Stats
+from indexer.table import PartState, is_consolidated, part_states
+from packer.format import layout
+from packer.format.errors import BayplanError, UsageError
+from packer.format.manifest import PartManifest
+from packer.storage import Storage, open_storage
+from pipelines import dataset
+from pipelines.blend import dataset_yaml
+from pipelines.index_tasks import ConsolidateTask, IndexTask, source_stats
+from pipelines.ray_executor import Listener, Outcome, RayExecutor
+from pipelines.recipe import Recipe
+from pipelines.tasks import Task
+
+_TASK_BYTES = 64 << 20
+_ROW_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(slots=True, kw_only=True)
+class SourceIndex:
+    """What a run made of one source under one profile."""
+
+    num_rows: int = 0
+    stats: Stats | None = None
+    failure: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class IndexReport:
+    """What a run made of a dataset: profile -> source -> state."""
+
+    dataset: str
+    profiles: dict[str, dict[str, SourceIndex]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0 all good, 1 something failed."""
+        return int(any(state.failure for states in self.profiles.values() for state in states.values()))
+
+
+RunTasks = Callable[[Sequence[tuple[str, Task]], Listener], Outcome]
+
+
+class IndexJob:
+    """One run over a dataset. `run_tasks` runs its tasks; on Ray unless a test says otherwise."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        profiles: Sequence[str] = (),
+        recipe: Recipe | None = None,
+        replace_changed: bool = False,
+        listener: Listener | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        run_tasks: RunTasks | None = None,
+    ) -> None:
+        self.storage: Storage = open_storage(url)
+        identity = dataset.require_identity(self.storage)
+        kept = dataset.read_recipe(self.storage)
+        if kept is None:
+            raise UsageError(
+                f"{url}: found no {layout.RECIPE_FILE}: its first run has not got that far; run `bayplan pack` again"
+            )
+        self._sources = list(identity.fingerprints)
+        self._recipe = kept if recipe is None else kept.model_copy(update={"profiles": recipe.profiles})
+        self._names = _wanted(profiles, self._recipe, self.storage)
+        self._replace_changed = replace_changed
+        self._listener = listener or Listener()
+        self._should_stop = should_stop
+        self._run_tasks = run_tasks or self._on_ray
+        self._report = IndexReport(dataset=self.storage.url)
+
+    def run(self) -> IndexReport:
+        """Do what is left to do.
+
+        Raises:
+            UsageError: when a profile cannot be used; all that is wrong with all of them. Nothing is counted then.
+            OutputError: when the dataset cannot be written. Interrupted: when the user stopped the job.
+        """
+        opened = self._open_profiles()
+        manifests = self._manifests()
+        for profile in opened:
+            self._report.profiles[profile.profile.name] = {source: SourceIndex() for source in self._sources}
+        self._count(opened, manifests)
+        self._consolidate(opened, manifests)
+        for profile in opened:
+            self._conclude(profile, manifests)
+        return self._report
+
+    def _open_profiles(self) -> list[OpenProfile]:
+        opened, problems = [], []
+        for name in self._names:
+            try:
+                opened.append(self._open_profile(name))
+            except UsageError as error:
+                problems.append(str(error))
+        if problems:
+            raise UsageError("\n".join(problems))
+        return opened
+
+    def _open_profile(self, name: str) -> OpenProfile:
+        stored = read_profile(self.storage, name)
+        if name not in self._recipe.profiles:
+            return open_stored(self.storage, name)
+        model = self._recipe.profiles[name]
+        settings, file = model.settings(name), model.tokenizer_file
+        if stored and stored.tokenizer_origin == file and not Path(file).exists():
+            self._report.notes.append(f"profile {name!r}: {file} is gone; its copy in the dataset is used")
+            opened = open_copy(self.storage, settings, stored.tokenizer_file)
+            tokenizer = self.storage.read_bytes(stored.tokenizer_file)
+        else:
+            opened = open_profile(settings, file)
+            tokenizer = Path(file).read_bytes()
+        if stored and stored.fingerprint != opened.fingerprint:
+            if not self._replace_changed:
+                raise UsageError(
+                    f"profile {name!r} changed since it was indexed: {difference(stored.identity, opened.identity)}: "
+                    "undo the change, give it another name, or let `--replace-changed` drop its index and count anew"
+                )
+        if stored is None or (stored.fingerprint, stored.profile) != (opened.fingerprint, opened.profile):
+            write_profile(self.storage, opened, file, tokenizer)
+        return opened
+
+    def _manifests(self) -> dict[str, list[PartManifest]]:
+        """Parts of every source whose packing has ended once."""
+        found = {}
+        for source in self._sources:
+            try:
+                found[source] = dataset.read_source(self.storage, source)
+            except BayplanError as error:
+                self._report.notes.append(f"not counted: {error}")
+        self._sources = [source for source in self._sources if source in found]
+        return found
+
+    def _fail(self, profile: str, source: str, reason: str) -> None:
+        self._report.profiles[profile][source].failure = reason
+        self._listener.say(_unit(profile, source), f"failed: {reason}")
+
+    def _count(self, opened: Sequence[OpenProfile], manifests: dict[str, list[PartManifest]]) -> None:
+        tasks: list[tuple[str, Task]] = []
+        for profile in opened:
+            name = profile.profile.name
+            for source in self._sources:
+                if is_consolidated(self.storage, name, source, manifests[source], profile.fingerprint):
+                    continue
+                left = self._left(profile, source, manifests[source])
+                tasks += [
+                    (
+                        _unit(name, source),
+                        IndexTask(source=source, profile=name, fingerprint=profile.fingerprint, parts=tuple(parts)),
+                    )
+                    for parts in _grouped(left)
+                ]
+        self._take(self._run_tasks(tasks, self._listener))
+
+    def _left(self, profile: OpenProfile, source: str, manifests: Sequence[PartManifest]) -> list[PartManifest]:
+        """Parts that are not counted, or by another profile, or from other bytes; files of parts that are gone are removed."""
+        name = profile.profile.name
+        known = {layout.index_part_file(name, source, part.part_id) for part in manifests}
+        for file in self.storage.list_dir(layout.index_parts_dir(name, source)):
+            if file.name not in known:
+                self.storage.remove(file.name)
+        checks = part_states(self.storage, name, source, manifests, profile_fingerprint=profile.fingerprint)
+        by_id = {part.part_id: part for part in manifests}
+        return [by_id[check.key.part_id] for check in checks if check.state is not PartState.DONE]
+
+    def _consolidate(self, opened: Sequence[OpenProfile], manifests: dict[str, list[PartManifest]]) -> None:
+        """Sources whose every part is counted get their one table."""
+        tasks: list[tuple[str, Task]] = []
+        for profile in opened:
+            name = profile.profile.name
+            for source in self._sources:
+                is_whole = is_consolidated(self.storage, name, source, manifests[source], profile.fingerprint)
+                if self._report.profiles[name][source].failure is None and not is_whole:
+                    task = ConsolidateTask(source=source, profile=name, fingerprint=profile.fingerprint)
+                    tasks.append((_unit(name, source), task))
+        self._take(self._run_tasks(tasks, _Quiet(self._listener)))
+
+    def _take(self, outcome: Outcome) -> None:
+        for unit, reason in outcome.failures.items():
+            profile, source = unit.split(_SEPARATOR)
+            self._fail(profile, source, reason)
+
+    def _on_ray(self, tasks: Sequence[tuple[str, Task]], listener: Listener) -> Outcome:
+        if not tasks:
+            return Outcome()
+        timeouts = {unit: _ROW_TIMEOUT_SECONDS for unit, _ in tasks}
+        executor = RayExecutor(self.storage.url, self._recipe.resources, timeouts, listener, self._should_stop)
+        return executor.run(tasks)
+
+    def _conclude(self, profile: OpenProfile, manifests: dict[str, list[PartManifest]]) -> None:
+        """Prove that every record has a row, and write the blend."""
+        name = profile.profile.name
+        states = self._report.profiles[name]
+        for source, state in states.items():
+            if state.failure is not None:
+                continue
+            state.stats = source_stats(self.storage, name, source)
+            state.num_rows = state.stats.num_samples
+            num_records = sum(part.num_written for part in manifests[source])
+            if state.num_rows != num_records:
+                self._fail(name, source, f"found {state.num_rows} rows, expected one for each of {num_records} records")
+        known = {source: state.stats for source, state in states.items() if state.stats is not None}
+        document, notes = dataset_yaml(self._recipe, name, known)
+        self.storage.publish_bytes(layout.profile_dataset_file(name), document)
+        self._report.notes += [f"profile {name!r}: {note}" for note in notes]
+
+
+def check_profiles(recipe: Recipe) -> None:
+    """Open every profile of a recipe, so that a mistake in one is found before hours of packing.
+
+    Raises:
+        UsageError: all that is wrong, one line each; or no profile at all.
+    """
+    if not recipe.profiles:
+        raise UsageError("profiles: found none, expected at least one: add `profiles` to the recipe (docs/recipe.md)")
+    problems = []
+    for name, model in recipe.profiles.items():
+        try:
+            open_profile(model.settings(name), model.tokenizer_file)
+        except UsageError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
+_SEPARATOR = " / "
+
+
+def _unit(profile: str, source: str) -> str:
+    """What the executor knows a source of a profile by."""
+    return f"{profile}{_SEPARATOR}{source}"
+
+
+def _wanted(names: Sequence[str], recipe: Recipe, storage: Storage) -> list[str]:
+    """Profiles to count by: those asked for, or all of the recipe and all the dataset has been indexed by."""
+    known = sorted({*recipe.profiles, *profile_names(storage)})
+    for name in names:
+        if name not in known:
+            raise UsageError(f"found no profile {name!r}{nearest(name, known) if known else ''}; profiles are keys of the recipe")
+    if not known:
+        raise UsageError(
+            f"{storage.url}: found no profile, expected at least one: add `profiles` to the recipe (docs/recipe.md), then run "
+            "`bayplan index DATASET --recipe RECIPE`"
+        )
+    return list(dict.fromkeys(names)) or known
+
+
+def _grouped(parts: Iterable[PartManifest]) -> Iterable[list[PartManifest]]:
+    """Small parts share a task: starting one costs more than counting a few thousand records."""
+    group: list[PartManifest] = []
+    num_bytes = 0
+    for part in parts:
+        group.append(part)
+        num_bytes += sum(entry.size for name, entry in part.files.items() if name.endswith(layout.RECORDS_SUFFIX))
+        if num_bytes >= _TASK_BYTES:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group
+
+
+class _Quiet(Listener):
+    """Passes on messages, not counts."""
+
+    def __init__(self, inner: Listener) -> None:
+        self._inner = inner
+
+    def say(self, source: str, message: str) -> None:
+        self._inner.say(source, message)
+
+    def tick(self) -> None:
+        self._inner.tick()
+
+
+if __name__ == "__main__":
+    from pipelines.cli import main
+
+    main(["index", *sys.argv[1:]])
