@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pipelines.index import IndexReport
     from pipelines.pack import JobReport
-    from pipelines.report import WrittenReport
+    from pipelines.reporting import WrittenReport
 
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 
@@ -262,7 +262,7 @@ def report(dataset_url: str, profiles: tuple[str, ...], cards: int, seed: int, f
 
     Example: bayplan report demo-dataset
     """
-    from pipelines.report import write_report
+    from pipelines.reporting import write_report
 
     _print_statistics(write_report(dataset_url, profiles, num_cards=cards, seed=seed, folder=folder), as_json)
 

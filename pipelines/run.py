@@ -10,7 +10,7 @@ from pipelines.index import IndexJob, IndexReport, check_profiles
 from pipelines.pack import JobReport, PackJob
 from pipelines.ray_executor import Listener
 from pipelines.recipe import Recipe
-from pipelines.report import WrittenReport, write_report
+from pipelines.reporting import WrittenReport, write_report
 
 
 @dataclass(slots=True, kw_only=True)
