@@ -26,7 +26,7 @@ _VISIBLE = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)]} |
 
 
 def render_page(document: Mapping[str, Any]) -> str:
-    """The page of a report's document (docs: the document is what `report.json` holds)."""
+    """The page of a report's document, which is also what `report.json` holds; UTF-8 is written in its head."""
     from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
 

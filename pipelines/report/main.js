@@ -101,6 +101,12 @@ function start() {
   for (const id of ["filter", "only-quarantine", "only-over"]) byId(id).addEventListener("input", filterTable);
   byId("theme").addEventListener("click", () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; showTheme(); });
   systemIsDark.addEventListener("change", showTheme);
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return; // a telephone's address bar comes and goes
+    width = innerWidth;
+    requestAnimationFrame(() => redraw());
+  });
   addEventListener("beforeprint", beforePrint);
   addEventListener("afterprint", afterPrint);
   matchMedia("print").addEventListener("change", ({ matches }) => (matches ? beforePrint() : afterPrint()));
@@ -111,6 +117,7 @@ function start() {
   byId("theme").setAttribute("aria-pressed", String(isDark()));
 }
 
+document.body.classList.remove("unfilled");
 if (profiles.length) start();
 else {
   for (const section of document.querySelectorAll("main > section, .controls")) section.hidden = true;

@@ -23,7 +23,7 @@ function showTiles(numbers, length) {
     tile("Samples", human(numbers.num_samples), exact(numbers.num_samples), `${percent(ratio(numbers.num_usable, numbers.num_samples))} usable`),
     tile("Images", human(numbers.num_images), exact(numbers.num_images), numbers.num_images ? `${bytes(numbers.image_bytes)} in ${plural(numbers.num_images_stored, "file")}` : "none"),
     tile("Tokens", human(numbers.num_tokens), exact(numbers.num_tokens), numbers.num_usable ? `${human(Math.round(numbers.num_tokens / numbers.num_usable))} a sample` : "none"),
-    tile("Under loss", percent(ratio(numbers.num_loss_tokens, numbers.num_tokens)), exact(numbers.num_loss_tokens), `${human(numbers.num_loss_tokens)} tokens`),
+    tile("Loss share", percent(ratio(numbers.num_loss_tokens, numbers.num_tokens)), exact(numbers.num_loss_tokens), `${human(numbers.num_loss_tokens)} tokens under loss`),
     tile("Quarantined", percent(ratio(numbers.num_quarantined, rows)), exact(numbers.num_quarantined), `${human(numbers.num_quarantined)} of ${human(rows)} rows`),
   ];
   if (over) tiles.push(tile("Over-long", percent(ratio(over.num_samples, numbers.num_samples)), exact(over.num_samples), `${human(over.num_samples)} beyond ${human(length)} tokens`));
@@ -76,6 +76,6 @@ function findings(profile, numbers, length) {
 function showAttention(profile, length) {
   const found = findings(profile, profile.all, length);
   byId("attention").replaceChildren(
-    el("h3", null, "Before you train"),
+    el("h3", null, "Before you train", found.length ? el("small", null, found.length === 1 ? "1 point" : `${found.length} points`) : null),
     found.length ? el("ul.findings", null, found) : el("p.quiet", null, "Nothing stands out: every source was read, little was refused, every sample fits."));
 }

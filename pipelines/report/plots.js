@@ -23,7 +23,7 @@ function registerPlot(host, build) {
 
 function drawIfStale(host) {
   const plot = plots.get(host);
-  if (!plot.isStale || document.readyState === "loading") return;
+  if (!plot.isStale || document.readyState === "loading" || host.clientWidth < 80) return;
   plot.isStale = false;
   const figure = plot.build(host);
   host.classList.toggle("empty", !figure);
@@ -32,12 +32,15 @@ function drawIfStale(host) {
     host.replaceChildren(el("p", null, "Nothing to plot here."));
     return;
   }
-  if (!host.classList.contains("js-plotly-plot")) host.replaceChildren();
+  const isNew = !host.classList.contains("js-plotly-plot");
+  if (isNew) host.replaceChildren();
   plotly().react(host, figure.data, baseLayout(host, figure.layout), {
     displaylogo: false, responsive: true, scrollZoom: false,
     modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
     toImageButtonOptions: { format: "png", scale: 2, filename: `bayplan-${host.dataset.name}` },
   });
+  plot.start = figure.layout.xaxis.range?.[0];
+  if (isNew) followZoom(host);
   host.dataset.drawn = "yes";
 }
 
@@ -79,7 +82,7 @@ function stepTraces(distribution, edges, hue, { unit, thing, show = range, scale
   const outline = (own, total) => {
     const x = [], y = [];
     own.forEach((count, cell) => { x.push(edges[cell] / scale); y.push(count / total); });
-    return { x: [...x, edges.at(-1) / scale], y: [...y, 0] };
+    return { x: [x[0], ...x, edges.at(-1) / scale], y: [0, ...y, 0] };
   };
   const counts = regroup(distribution.histogram, edges);
   const traces = [];
@@ -97,7 +100,24 @@ function stepTraces(distribution, edges, hue, { unit, thing, show = range, scale
   return traces;
 }
 
-function logFigure(distribution, whole, hue, options) {
+// 1k, 2k, 5k, 10k: as many as there is room for. plotly's own ticks, used once one zooms, crowd a short axis.
+function logTicks(low, high, width) {
+  const decades = Array.from({ length: Math.ceil(Math.log10(high)) - Math.floor(Math.log10(low)) + 1 }, (_, place) => 10 ** (Math.floor(Math.log10(low)) + place));
+  const sets = [[1, 1.5, 2, 3, 4, 5, 7], [1, 2, 5], [1, 3], [1]];
+  const ticks = sets.map((digits) => decades.flatMap((decade) => digits.map((digit) => digit * decade)).filter((value) => value >= low && value <= high));
+  const tickvals = ticks.find((values) => values.length * 44 <= width) || ticks.at(-1);
+  return { tickvals, ticktext: tickvals.map((value) => (value < 1000 ? exact(value) : human(value).replace(" ", ""))) };
+}
+
+function followZoom(host) {
+  host.on("plotly_relayout", () => {
+    const { type, range, tickmode } = host.layout.xaxis;
+    const wanted = Math.abs(range?.[0] - plots.get(host)?.start) < 1e-6 ? "array" : "auto";
+    if (type === "log" && (tickmode || "array") !== wanted) plotly().relayout(host, { "xaxis.tickmode": wanted });
+  });
+}
+
+function logFigure(host, distribution, whole, hue, options) {
   const domain = domainOf(whole);
   if (!domain || !distribution.count || !domainOf(distribution)) return null;
   const edges = logEdges(domain[0], domain[1], 56);
@@ -108,10 +128,10 @@ function logFigure(distribution, whole, hue, options) {
     data: stepTraces(distribution, edges, hue, { ...options, ghost: distribution === whole ? null : whole }),
     layout: {
       hovermode: "x", hoverdistance: 40,
-      xaxis: { type: "log", range: [Math.log10((edges[0] / scale) * 0.97), Math.log10((right / scale) * 1.02)], tickformat: "~s", title: { text: options.axis }, ...options.xaxis },
+      xaxis: { type: "log", range: [Math.log10((edges[0] / scale) * 0.97), Math.log10((right / scale) * 1.02)], tickformat: "~s", tickangle: 0, ...logTicks(edges[0] / scale, right / scale, host.clientWidth - 68), title: { text: options.axis }, ...options.xaxis },
       yaxis: { tickformat: ".0~%", rangemode: "tozero", nticks: 5, ticklabelstandoff: 6 },
       shapes: lines.map((value) => ({ type: "line", x0: value, x1: value, yref: "paper", y0: 0, y1: 1, line: { color: ink("alert"), width: 1, dash: "dash" } })),
-      annotations: lines.map((value) => ({ x: Math.log10(value), xref: "x", yref: "paper", y: 1, yanchor: "top", xanchor: "right", xshift: -3, showarrow: false, text: human(value), font: { size: 11, color: ink("alert") } })),
+      annotations: lines.map((value) => ({ x: Math.log10(value), xref: "x", yref: "paper", y: 1, yanchor: "top", xanchor: "right", xshift: -3, showarrow: false, text: exact(value), font: { size: 11, color: ink("alert") } })),
     },
   };
 }
@@ -158,7 +178,7 @@ function sizeFigure(host, cells) {
   const ticks = Array.from({ length: Math.floor(top) + 1 }, (_, power) => power).filter((power) => top <= 5 || power % 2 === 0);
   const log = (values) => values.map((value) => Math.log10(value));
   const named = SIDES.filter((_, place) => !isNarrow(host) || place % 2 === 0);
-  const sides = { tickvals: log(named), ticktext: named.map((side) => human(side)), tickangle: 0 };
+  const sides = { tickvals: log(named), ticktext: named.map((side) => exact(side)), tickangle: 0 };
   const both = [Math.max(xs[0], ys[0]), Math.min(xs.at(-1), ys.at(-1))].map((value) => Math.log10(value));
   return {
     data: [{
@@ -176,9 +196,9 @@ function sizeFigure(host, cells) {
 // What every source is and what the mixture makes of it: a hollow and a full dot on one line.
 function mixtureFigure(host, rows) {
   if (!rows.length) return null;
-  const names = rows.map(([name]) => forPlotly(shortened(name, isNarrow(host) ? 13 : 34)));
+  const names = rows.map(([name]) => forPlotly(shortened(visible(name), isNarrow(host) ? 13 : 34)));
   const at = rows.map((_, place) => place);
-  const text = rows.map(([name, own, drawn]) => `<b>${forPlotly(shortened(name, 60))}</b><br>${percent(own)} of the data${drawn === null ? "" : `<br>${percent(drawn)} of the mixture`}`);
+  const text = rows.map(([name, own, drawn]) => `<b>${forPlotly(shortened(visible(name), 60))}</b><br>${percent(own)} of the data${drawn === null ? "" : `<br>${percent(drawn)} of the mixture`}`);
   const links = { x: [], y: [] };
   rows.forEach(([, own, drawn], place) => { if (drawn !== null) { links.x.push(own, drawn, null); links.y.push(place, place, null); } });
   const dots = { type: "scatter", mode: "markers", y: at, text, hovertemplate: "%{text}<extra></extra>" };

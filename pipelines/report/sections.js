@@ -30,7 +30,7 @@ function figureOf(figure) {
   if (figure.isSizes) return sizeFigure(figure.host, numbers.width_height);
   const [own, whole] = [numbers.distributions[figure.key], profile.all.distributions[figure.key]];
   if (figure.isCount) return countFigure(figure.host, own, whole, figure.hue, figure);
-  return logFigure(own, whole, figure.hue, figure.isWide ? { ...figure, lines: profile.sequence_lengths } : figure);
+  return logFigure(figure.host, own, whole, figure.hue, figure.isWide ? { ...figure, lines: profile.sequence_lengths } : figure);
 }
 
 function showFigures() {

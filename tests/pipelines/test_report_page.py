@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_document import HOSTILE, RTL, build_document
+from report_document import HOSTILE, RTL, build_document, summary_of
 from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.chrome.service import Service
@@ -134,6 +134,19 @@ def test_every_plot_is_drawn_without_errors_and_without_network(driver: webdrive
     assert [url for url in asked if url.startswith("file:")] == [files["hostile"].as_uri()]
 
 
+def test_nothing_moves_once_it_is_shown(usual: Page) -> None:
+    code = """
+        const done = arguments[0];
+        let sum = 0;
+        new PerformanceObserver((list) => { for (const entry of list.getEntries()) sum += entry.value; })
+            .observe({type: "layout-shift", buffered: true});
+        scrollTo(0, 2000);
+        requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => done(sum), 100)));
+    """
+    usual.plot("sizes")
+    assert usual.driver.execute_async_script(code) < 0.01
+
+
 def test_the_page_cannot_reach_a_network(usual: Page) -> None:
     code = """
         const done = arguments[0];
@@ -233,6 +246,27 @@ def test_plots_wait_until_they_are_near_and_tell_on_hover(usual: Page) -> None:
         assert "%" in tip, name
 
 
+def test_zooming_in_and_out_again(usual: Page) -> None:
+    host = usual.plot("tokens_per_sample")
+    labels = "[...arguments[0].querySelectorAll('.xtick text')].map(label => label.textContent).join(' ')"
+    whole = usual.js(f"return {labels}", host)
+    area = host.find_element(By.CSS_SELECTOR, ".nsewdrag")
+    ActionChains(usual.driver).move_to_element(area).click_and_hold().move_by_offset(60, 0).release().perform()
+    usual.until(f"return {labels} !== arguments[1]", host, whole)
+    ActionChains(usual.driver).double_click(area).perform()
+    usual.until(f"return {labels} === arguments[1]", host, whole)
+
+
+def test_a_source_without_images_empties_their_plots_and_all_sources_fill_them_again(
+    usual: Page, document: dict[str, Any]
+) -> None:
+    host = usual.plot("sizes")
+    usual.choose("#source", 1 + [facts["schema"] for facts in document["sources"].values()].index("text"))
+    assert host.text == "Nothing to plot here."
+    usual.choose("#source", 0)
+    assert usual.plot("sizes").find_elements(By.CSS_SELECTOR, ".heatmaplayer image")
+
+
 def test_dark_and_light(driver: webdriver.Chrome, files: dict[str, Path]) -> None:
     page = Page(driver).open(files["usual"], scheme="dark")
     background = "return getComputedStyle(document.body).backgroundColor"
@@ -293,6 +327,33 @@ def test_a_dataset_without_a_profile_says_so(driver: webdriver.Chrome, tmp_path:
     (tmp_path / "page.html").write_text(render_page(_EMPTY_DOCUMENT), encoding="utf-8")
     page = Page(driver).open(tmp_path / "page.html")
     assert "No profile is indexed yet" in page.one("main").text
+    assert driver.get_log("browser") == []
+
+
+def test_one_sample_of_text_without_lengths_or_weights(driver: webdriver.Chrome, tmp_path: Path) -> None:
+    document = build_document(1)
+    document["profiles"] = {"only": {**document["profiles"]["qwen3-vl-8b"], "sequence_lengths": []}}
+    profile = document["profiles"]["only"]
+    for numbers in (profile["all"], *profile["sources"].values()):
+        five, none = summary_of([[5, 6, 1]]), summary_of([])
+        numbers["distributions"] = {name: five if "per_sample" in name else none for name in numbers["distributions"]}
+        numbers["distributions"]["images_per_sample"] = summary_of([[0, 1, 1]])
+        numbers |= {
+            "num_samples": 1,
+            "num_images": 0,
+            "num_tokens": 5,
+            "width_height": [],
+            "over_long": [],
+            "formats": {},
+            "status": {},
+        }
+        numbers["mixture"] = dict.fromkeys(numbers["mixture"])
+    (tmp_path / "page.html").write_text(render_page(document), encoding="utf-8")
+    page = Page(driver).open(tmp_path / "page.html")
+    assert page.plot("tokens_per_sample").get_attribute("aria-label").endswith("max 5, mean 5")
+    assert page.one(".plot[data-name=sizes]").text == "Nothing to plot here."
+    assert "names no sequence length" in page.one("#over-long").text
+    assert page.js("return document.querySelectorAll('#profile-pick[hidden], #length-pick[hidden]').length") == 2
     assert driver.get_log("browser") == []
 
 

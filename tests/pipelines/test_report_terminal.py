@@ -33,7 +33,7 @@ def test_every_source_has_a_row_that_fits(document: dict[str, Any], width: int) 
     assert table[0].split()[:3] == ["source", "samples", "images"]
     assert table[-1].startswith("all ")
     assert [line[:6] for line in table[1:-1]] == [visible(name)[:6] for name in document["sources"]]
-    assert not any("…" in line[16 if width == 80 else 60 :] for line in table), "only names are cut"
+    assert not any("…" in line[-60:] for line in table), "only names are cut"
 
 
 def test_totals_over_long_and_failures_stand_below(document: dict[str, Any]) -> None:
