@@ -59,7 +59,7 @@ def report_document(storage: Storage, profiles: Sequence[str], *, num_cards: int
         "profiles": {name: _profile(storage, recipe, table, manifests, notes) for name, table in tables.items()},
         "sources": {name: _source(name, recipe, manifests) for name in identity.fingerprints},
         "excluded": _excluded(first),
-        "cards": {source: _cards(storage, first, source, num_cards, seed) for source in first.sources},
+        "cards": {source: _cards(storage, tables, source, num_cards, seed) for source in first.sources},
         "forecast": {"packing": None, "balance": None},
         "notes": notes,
     }
@@ -150,28 +150,38 @@ def _source(name: str, recipe: Recipe, manifests: Manifests) -> Document:
 
 def _excluded(table: IndexTable) -> Document:
     report = table.exclusion
-    if report is None:
-        return {"lists": [], "sources": {}}
-    return {
-        "lists": [
-            {
-                "name": effect.name,
-                "num_ids": effect.num_ids,
-                "num_matched": effect.num_matched,
-                "num_rows": effect.num_rows,
-                "unmatched": list(effect.unmatched),
-            }
-            for effect in report.lists
-        ],
-        "sources": {
-            name: {"num_rows": effect.num_rows, "num_tokens": effect.num_tokens} for name, effect in report.sources.items()
-        },
+    if report is None or not report.lists:
+        return {"lists": {}, "sources": {}}
+    lists = {
+        effect.name: {
+            "num_ids": effect.num_ids,
+            "num_matched": effect.num_matched,
+            "num_rows": effect.num_rows,
+            "unmatched": list(effect.unmatched),
+        }
+        for effect in report.lists
     }
+    sources = {name: {"num_rows": effect.num_rows, "num_tokens": effect.num_tokens} for name, effect in report.sources.items()}
+    return {"lists": lists, "sources": {name: effect for name, effect in sources.items() if effect["num_rows"]}}
 
 
-def _cards(storage: Storage, table: IndexTable, source: str, count: int, seed: int) -> list[Document]:
-    rows = table.rows_of_source(source)
-    return [_card(storage, table.row(rows.start + place)) for place in choose(source, len(rows), count, seed)]
+def _cards(storage: Storage, tables: Mapping[str, IndexTable], source: str, count: int, seed: int) -> list[Document]:
+    """Cards of some records: with the numbers of the first profile, and `by_profile` with those of the others."""
+    first = next(iter(tables.values()))
+    rows = first.rows_of_source(source)
+    cards = []
+    for place in choose(source, len(rows), count, seed):
+        row = first.row(rows.start + place)
+        others = {name: _numbers(table, row) for name, table in tables.items() if table is not first and source in table.sources}
+        cards.append(_card(storage, row) | {"by_profile": others})
+    return cards
+
+
+def _numbers(table: IndexTable, like: IndexRow) -> Document:
+    """What another profile counts for the same record."""
+    row = table.row(table.row_of(like.source, like.part_id, like.line))
+    counts = {name: getattr(row, name) for name in ("num_tokens", "num_text_tokens", "num_image_tokens")}
+    return {**counts, "image_tokens": [image.num_image_tokens for image in row.images]}
 
 
 def _card(storage: Storage, row: IndexRow) -> Document:

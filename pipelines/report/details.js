@@ -71,11 +71,12 @@ function factsOf(profile, name, s, facts) {
 function cardsOf(name) {
   const cards = DATA.cards[name] || [];
   if (!cards.length) return el("p.quiet", null, "No samples to show.");
-  return el("div.cards", null, cards.map((card) => {
+  return el("div.cards", null, cards.map((shown) => {
+    const card = { ...shown, ...(shown.by_profile || {})[state.profile] };
     const other = card.num_tokens - card.num_text_tokens - card.num_image_tokens;
     const segments = [{ name: "Text", value: card.num_text_tokens, hue: "text" }, { name: "Image", value: card.num_image_tokens, hue: "image" }, { name: "Other", value: other, hue: "other" }];
     return el("article.card", null,
-      card.thumbnails.length ? el("div.thumbs", null, card.thumbnails.map(thumbOf), card.more_images ? el("span.more-images", null, `+${card.more_images}`) : null) : null,
+      card.thumbnails.length ? el("div.thumbs", null, card.thumbnails.map((thumb, place) => thumbOf(thumb, card.image_tokens?.[place] ?? thumb.num_image_tokens)), card.more_images ? el("span.more-images", null, `+${card.more_images}`) : null) : null,
       el("p.card-text", { dir: "auto" }, visible(card.text) || el("span.quiet", null, "no text")),
       el("div.card-foot", null, stackedBar(segments, card.num_tokens, "tokens", ".thin"),
         el("p", null, el("b", null, exact(card.num_tokens)), ` tokens: ${exact(card.num_text_tokens)} text, ${exact(card.num_image_tokens)} image`, card.num_images ? ` of ${plural(card.num_images, "image")}` : ""),
@@ -83,9 +84,9 @@ function cardsOf(name) {
   }));
 }
 
-function thumbOf(thumb) {
+function thumbOf(thumb, tokens) {
   const size = `${exact(thumb.width)} × ${exact(thumb.height)}`;
-  const title = [size, thumb.num_image_tokens === null ? null : `${exact(thumb.num_image_tokens)} tokens`, thumb.title && visible(thumb.title)].filter(Boolean).join(", ");
+  const title = [size, tokens === null ? null : `${exact(tokens)} tokens`, thumb.title && visible(thumb.title)].filter(Boolean).join(", ");
   const isOurs = typeof thumb.data === "string" && thumb.data.startsWith("data:image/webp;base64,");
   return el("figure", { title }, isOurs ? el("img", { src: thumb.data, alt: title }) : null, el("figcaption", null, size));
 }

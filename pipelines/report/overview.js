@@ -69,7 +69,10 @@ function findings(profile, numbers, length) {
   const headers = Object.entries(DATA.sources).filter(([, { check }]) => check === "header").map(([name]) => [name]);
   if (headers.length) add("mild", el("strong", null, "Images checked by their header only: "), ...mostly(headers), ".");
   for (const note of DATA.notes) add("mild", visible(note));
-  for (const [name, value] of Object.entries(DATA.excluded || {})) add("mild", "Excluded: ", named(name), ` ${typeof value === "number" ? human(value) : visible(JSON.stringify(value))}`);
+  for (const [name, list] of Object.entries(DATA.excluded.lists || {})) {
+    const missed = list.num_ids - list.num_matched;
+    add("mild", el("strong", null, `${plural(list.num_rows, "sample")} excluded by `, named(name), missed ? ": " : "."), missed ? `${human(missed)} of its ${human(list.num_ids)} ids name no sample.` : "");
+  }
   return found;
 }
 

@@ -131,7 +131,7 @@ function logFigure(host, distribution, whole, hue, options) {
       xaxis: { type: "log", range: [Math.log10((edges[0] / scale) * 0.97), Math.log10((right / scale) * 1.02)], tickformat: "~s", tickangle: 0, ...logTicks(edges[0] / scale, right / scale, host.clientWidth - 68), title: { text: options.axis }, ...options.xaxis },
       yaxis: { tickformat: ".0~%", rangemode: "tozero", nticks: 5, ticklabelstandoff: 6 },
       shapes: lines.map((value) => ({ type: "line", x0: value, x1: value, yref: "paper", y0: 0, y1: 1, line: { color: ink("alert"), width: 1, dash: "dash" } })),
-      annotations: lines.map((value) => ({ x: Math.log10(value), xref: "x", yref: "paper", y: 1, yanchor: "top", xanchor: "right", xshift: -3, showarrow: false, text: exact(value), font: { size: 11, color: ink("alert") } })),
+      annotations: lines.filter((value, place) => !lines.some((other, k) => k > place && other < 2.5 * value)).map((value) => ({ x: Math.log10(value), xref: "x", yref: "paper", y: 1, yanchor: "top", xanchor: "right", xshift: -3, showarrow: false, text: exact(value), font: { size: 11, color: ink("alert") } })),
     },
   };
 }
