@@ -1,4 +1,4 @@
-# make demo: pack and check the example corpus. make test: all tests. make check: linters and types. Needs Python 3.11 or newer.
+# make demo: pack, count and check the example corpus. make test: all tests. make check: linters and types. Needs Python 3.11 or newer.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,11 +25,12 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.installed
 
 demo: $(VENV)/.installed
-	$(LOCAL_RAY) $(BIN)/bayplan pack examples/corpus/recipe.yaml
+	$(LOCAL_RAY) $(BIN)/bayplan run examples/corpus/recipe.yaml
 	$(BIN)/bayplan verify $(DEMO)
 	$(BIN)/bayplan quarantine $(DEMO)
 	@echo
 	@echo "The dataset is in $(DEMO)/. What to look at next:"
+	@echo "  $(DEMO)/report/report.html               open it in a browser: what is in the data"
 	@echo "  examples/corpus/recipe.yaml                  what it was made from"
 	@echo "  $(DEMO)/sources/handbook/                what came out: records, bundles, manifests"
 	@echo "  $(BIN)/bayplan show $(DEMO) handbook:3   one record with its images"
@@ -45,4 +46,4 @@ check: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(DEMO).limit-* recipe.schema.json gimp-page stamp-page .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DEMO) $(DEMO).limit-* recipe.schema.json gimp-page stamp-page report-page .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
