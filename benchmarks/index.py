@@ -1,10 +1,10 @@
-"""The index table at 1, 10 and 100 million rows: consolidating, opening, looking rows up, scanning; against copying and mapping.
+"""Counting against the tokenizer alone; and the index table at 1, 10 and 100 million rows, against copying and mapping.
 
-    python benchmarks/index.py [--rows 1000000 ...] [--part-rows 50000] [--scratch FOLDER] [--keep]
+    python benchmarks/index.py [--rows 1000000 ...] [--part-rows 50000] [--runs 5] [--scratch FOLDER] [--keep]
 
-Made-up rows of 0 to 4 images, in parts as a job leaves them. Every measurement is a process of its own, so its memory is its own;
-limits are measured in the same run: `cp` of the bytes that consolidating reads, and mapping and reading one column's bytes.
-100 million rows need 30 GB of scratch while they run.
+Counting is in `counting.py`. The table: made-up rows of 0 to 4 images, in parts as a job leaves them. Every measurement is a
+process of its own, so its memory is its own; limits are measured in the same run: `cp` of the bytes that consolidating reads, and
+mapping and reading one column's bytes. 100 million rows need 30 GB of scratch while they run.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import counting
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -204,6 +205,20 @@ def scanning(folder: Path, num_rows: int) -> dict[str, float]:
     return found
 
 
+def whole_table(folder: Path, num_rows: int) -> dict[str, float]:
+    """Every total and distribution of the report, from the table, batch by batch."""
+    from indexer.rows import Rows
+    from indexer.stats import Stats, stats_of
+    from indexer.table import open_index
+
+    table = open_index(str(folder), PROFILE, check=False)
+    started = time.perf_counter()
+    with Peak() as peak:
+        stats = Stats.merged(stats_of(Rows.from_batch(batch, "batch")) for batch in table.batches())
+    assert stats.num_samples == num_rows
+    return {"seconds": time.perf_counter() - started, "rss_mib": peak.mib}
+
+
 def copying(folder: Path, num_rows: int) -> dict[str, float]:
     """`cp -r` of the parts: reading and writing the same bytes."""
     parts, copy = folder / "index" / PROFILE / "parts", folder / "copy"
@@ -247,7 +262,9 @@ class Peak:
         self.mib = max(self.mib, _memory("VmRSS"))
 
 
-STEPS = {step.__name__: step for step in (copying, consolidating, opening, unchecked, looking_up, excluding, scanning)}
+STEPS = {
+    step.__name__: step for step in (copying, consolidating, opening, unchecked, looking_up, excluding, scanning, whole_table)
+}
 
 
 def measure(folder: Path, num_rows: int, step: str) -> dict[str, float]:
@@ -277,6 +294,7 @@ def report(folder: Path, num_rows: int, part_rows: int) -> dict[str, str]:
         "find(id)": f"{found['looking_up']['id_us']:.0f} us",
         "locate(i)": f"{found['looking_up']['locate_us']:.1f} us",
         "exclude 1M ids": f"{found['excluding']['read_seconds']:.2f} s read + {found['excluding']['seconds']:.2f} s",
+        "statistics of all rows": f"{found['whole_table']['seconds']:.1f} s",
         "sum of a column": f"{found['scanning']['seconds'] * 1e3:.1f} ms",
         "  of a flat mapped file": f"{found['scanning']['limit_seconds'] * 1e3:.1f} ms",
     }
@@ -288,11 +306,14 @@ def main() -> None:
     parser.add_argument("--part-rows", type=int, default=50_000)
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "bayplan-benchmark-index")
     parser.add_argument("--keep", action="store_true", help="leave the made-up index in the scratch folder")
+    parser.add_argument("--runs", type=int, default=5, help="repetitions of the counting figures; 0 leaves them out")
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
         sys.stdout.write(json.dumps(STEPS[options.step](options.scratch, options.rows[0])))
         return
+    if options.runs:
+        counting.report(options.runs)
     columns = {}
     for num_rows in options.rows:
         folder = options.scratch / f"{num_rows}-{options.part_rows}"

@@ -172,7 +172,13 @@ class IndexJob:
                 tasks += [
                     (
                         _unit(name, source),
-                        IndexTask(source=source, profile=name, fingerprint=profile.fingerprint, parts=tuple(parts)),
+                        IndexTask(
+                            source=source,
+                            profile=name,
+                            fingerprint=profile.fingerprint,
+                            parts=tuple(parts),
+                            num_cpus=self._recipe.resources.num_cpus,
+                        ),
                     )
                     for parts in _grouped(left)
                 ]

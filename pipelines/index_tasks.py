@@ -21,6 +21,7 @@ from indexer.profile import open_stored
 from indexer.rows import Rows, Status, id_hash
 from indexer.stats import Stats, stats_of
 from indexer.table import consolidate, read_stats, write_part
+from indexer.tokenizers import bound_threads
 from packer.convert import Step
 from packer.format import layout
 from packer.format.digest import FileDigest
@@ -43,6 +44,8 @@ class IndexTask:
     profile: str
     fingerprint: str
     parts: tuple[PartManifest, ...]
+    num_cpus: float = 1.0
+    """How many threads a tokenizer may use."""
     condemned: frozenset[int] = field(default_factory=frozenset)
     """Rows that kill their worker."""
     probe: tuple[int, int] | None = None
@@ -90,6 +93,7 @@ def index_parts(task: IndexTask, storage: Storage, guard: Guard) -> Iterator[Ste
     Raises:
         FormatError: when a part's files are not those its manifest names.
     """
+    bound_threads(task.num_cpus)
     encoder = _encoder(storage.url, task.profile, task.fingerprint)
     first_row = 0
     for part in task.parts:
