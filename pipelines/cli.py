@@ -230,7 +230,8 @@ def _print_index(report: IndexReport, as_json: bool) -> None:
 @click.argument("recipe_path", metavar="RECIPE")
 @_cluster_options
 @click.option("--replace-changed", is_flag=True, help="Drop and remake what changed: parts of files, indexes of profiles.")
-def run(recipe_path: str, address: str | None, workers: int | None, replace_changed: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def run(recipe_path: str, address: str | None, workers: int | None, replace_changed: bool, as_json: bool) -> None:
     """Pack, index and report: all of RECIPE in one job. Run it again to go on.
 
     Example: bayplan run examples/corpus/recipe.yaml
@@ -242,6 +243,11 @@ def run(recipe_path: str, address: str | None, workers: int | None, replace_chan
         from pipelines.run import run_recipe
 
         outcome = run_recipe(loaded, replace_changed=replace_changed, listener=progress, should_stop=should_stop)
+    if as_json:
+        from pipelines.run import run_json
+
+        click.echo(run_json(outcome))
+        sys.exit(outcome.exit_code)
     if outcome.index is not None:
         _print_index(outcome.index, as_json=False)
     if outcome.report is not None:

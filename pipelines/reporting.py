@@ -18,6 +18,7 @@ class WrittenReport:
     """The statistics, and where they were written."""
 
     document: Mapping[str, Any]
+    """As `report.json` holds it: the cards without pictures."""
     place: str
     """Of the HTML page."""
 
@@ -34,15 +35,15 @@ def write_report(
     document = report_document(storage, profiles, num_cards=num_cards, seed=seed)
     target, prefix = (open_storage(folder), "") if folder is not None else (storage, f"{layout.REPORT_DIR}/")
     page = f"{prefix}report.html"
-    target.publish_bytes(f"{prefix}report.json", _report_json(document))
+    plain = _without_pictures(document)
+    target.publish_bytes(f"{prefix}report.json", json.dumps(plain, indent=1, ensure_ascii=False).encode())
     target.publish_bytes(page, render_page(document).encode())
-    return WrittenReport(document=document, place=join_url(target.url, page))
+    return WrittenReport(document=plain, place=join_url(target.url, page))
 
 
-def _report_json(document: Mapping[str, Any]) -> bytes:
-    """The document without its pictures."""
+def _without_pictures(document: Mapping[str, Any]) -> dict[str, Any]:
     cards = {
         source: [card | {"thumbnails": [{**shown, "data": None} for shown in card["thumbnails"]]} for card in cards]
         for source, cards in document["cards"].items()
     }
-    return json.dumps({**document, "cards": cards}, indent=1, ensure_ascii=False).encode()
+    return {**document, "cards": cards}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pipelines.index import IndexJob, IndexReport, check_profiles
+from pipelines.index_text import index_json
 from pipelines.pack import JobReport, PackJob
 from pipelines.ray_executor import Listener
 from pipelines.recipe import Recipe
+from pipelines.report_text import report_json
 from pipelines.reporting import WrittenReport, write_report
 
 
@@ -20,7 +23,6 @@ class RunOutcome:
     pack: JobReport
     index: IndexReport | None = None
     report: WrittenReport | None = None
-    notes: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -49,6 +51,17 @@ def run_recipe(
     outcome.index = job.run()
     outcome.report = write_report(recipe.output)
     return outcome
+
+
+def run_json(outcome: RunOutcome) -> str:
+    """What a run gave, as one JSON object."""
+    document = {
+        "exit_code": outcome.exit_code,
+        "pack": json.loads(report_json(outcome.pack)),
+        "index": json.loads(index_json(outcome.index)) if outcome.index else None,
+        "report": outcome.report.place if outcome.report else None,
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 if __name__ == "__main__":
