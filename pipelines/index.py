@@ -31,6 +31,7 @@ from packer.storage import Storage, open_storage
 from pipelines import dataset
 from pipelines.blend import dataset_yaml
 from pipelines.index_tasks import ConsolidateTask, IndexTask, source_stats
+from pipelines.nv_meta import write_nv_meta
 from pipelines.ray_executor import Listener, Outcome, RayExecutor
 from pipelines.recipe import Recipe
 from pipelines.tasks import Task
@@ -110,6 +111,7 @@ class IndexJob:
         self._consolidate(opened, manifests)
         for profile in opened:
             self._conclude(profile, manifests)
+        self._write_nv_meta(manifests)
         return self._report
 
     def _open_profiles(self) -> list[OpenProfile]:
@@ -235,6 +237,15 @@ class IndexJob:
         document, notes = dataset_yaml(self._recipe, name, known)
         self.storage.publish_bytes(layout.profile_dataset_file(name), document)
         self._report.notes += [f"profile {name!r}: {note}" for note in notes]
+
+    def _write_nv_meta(self, manifests: dict[str, list[PartManifest]]) -> None:
+        """Make each counted source loadable by Energon, under every profile it is counted by."""
+        held_out = {source.name: source.val for source in self._recipe.sources}
+        names = profile_names(self.storage)
+        for source in self._sources:
+            counted = [name for name in names if self.storage.stat(layout.index_table_file(name, source)) is not None]
+            if counted:
+                write_nv_meta(self.storage, source, manifests[source], counted, held_out.get(source, 0.0))
 
 
 def check_profiles(recipe: Recipe) -> None:

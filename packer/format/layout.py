@@ -78,6 +78,11 @@ def part_file(source: str, part_id: str, suffix: str) -> str:
     return f"{SOURCES_DIR}/{source}/{part_id}{suffix}"
 
 
+def nv_meta_file(source: str, name: str) -> str:
+    """A file by which Energon knows a source as a dataset of its own, relative to the dataset."""
+    return f"{SOURCES_DIR}/{source}/.nv-meta/{name}"
+
+
 def part_of(file_name: str) -> str | None:
     """The part a file of a source folder belongs to, or None for generated and foreign files."""
     for suffix in (MANIFEST_SUFFIX, QUARANTINE_SUFFIX, OFFSETS_SUFFIX, RECORDS_SUFFIX, BUNDLE_SUFFIX):
