@@ -24,6 +24,7 @@ from packer.format.errors import BayplanError
 Record = Mapping[str, Any]
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 
 class SampleRefused(BayplanError):
@@ -74,30 +75,27 @@ class SampleCount:
     """In the order of the record's `images`."""
 
 
-@dataclass(slots=True)
 class _Run:
     """Texts that stand side by side, tokenized as one."""
 
-    texts: list[Text]
-    starts: bool
-    """Whether nothing stands before it in the sample."""
+    __slots__ = ("_texts", "loss", "starts", "text")
 
-    @property
-    def text(self) -> str:
-        return self.texts[0].text if len(self.texts) == 1 else "".join(text.text for text in self.texts)
-
-    @property
-    def loss(self) -> bool | None:
+    def __init__(self, texts: Sequence[Text], starts: bool) -> None:
+        self._texts = texts
+        self.starts = starts
+        """Whether nothing stands before it in the sample."""
+        self.text = texts[0].text if len(texts) == 1 else "".join([text.text for text in texts])
+        losses = {text.loss for text in texts}
+        self.loss = losses.pop() if len(losses) == 1 else None
         """The same for all its text, or None."""
-        losses = {text.loss for text in self.texts}
-        return losses.pop() if len(losses) == 1 else None
 
-    def losses(self, offsets: Sequence[tuple[int, int]]) -> Mask:
+    def losses(self, offsets: Sequence[tuple[int, int]]) -> list[bool]:
         """Whether each token covers a character that is a target."""
-        chars = np.concatenate([np.full(len(text.text), text.loss) for text in self.texts])
-        targets_before = np.concatenate([[0], np.cumsum(chars)])
-        spans = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
-        return np.asarray(targets_before[spans[:, 1]] > targets_before[spans[:, 0]])
+        targets_before = [0]
+        for text in self._texts:
+            last = targets_before[-1]
+            targets_before += range(last + 1, last + 1 + len(text.text)) if text.loss else [last] * len(text.text)
+        return [targets_before[end] > targets_before[start] for start, end in offsets]
 
 
 _Part = tuple[_Run | Token | Features, int | None]
@@ -128,7 +126,9 @@ class SampleEncoder:
         Raises:
             SampleRefused: when the index holds a status instead of a length for it.
         """
-        counts = self._image_counts([record])[0]
+        counts = self._all_image_counts([record])[0]
+        if isinstance(counts, SampleRefused):
+            raise counts
         ids: list[npt.ArrayLike] = []
         losses: list[npt.ArrayLike] = []
         features: list[npt.ArrayLike] = []
@@ -162,72 +162,81 @@ class SampleEncoder:
         loss = part.loss
         if loss is None:
             ids, offsets = self.tokenizer.encode_with_offsets(part.text, part.starts)
-            return np.asarray(ids, np.int64), part.losses(offsets)
+            return np.asarray(ids, np.int64), np.asarray(part.losses(offsets), np.bool_)
         ids = self.tokenizer.encode_batch([part.text], [part.starts])[0]
         return np.asarray(ids, np.int64), np.full(len(ids), loss)
 
     def lengths(self, records: Sequence[Record]) -> list[SampleCount | SampleRefused]:
         """The counts of many records, in their order; what `encode` refuses is a refusal here."""
         found: list[SampleCount | SampleRefused] = []
-        plans: list[list[_Part]] = []
+        runs: list[_Run] = []
+        owners: list[int] = []
         for record, counts in zip(records, self._all_image_counts(records), strict=True):
-            plan: list[_Part] = []
-            try:
-                if isinstance(counts, SampleRefused):
-                    raise counts
-                plan = list(self._plan(record, counts))
-                found.append(_without_text(plan, counts))
-            except TemplateFailure as error:
-                found.append(_refused(error))
-            except SampleRefused as error:
-                found.append(error)
-            plans.append(plan)
-        return self._with_text(found, plans)
-
-    def _with_text(
-        self, found: list[SampleCount | SampleRefused], plans: Sequence[Sequence[_Part]]
-    ) -> list[SampleCount | SampleRefused]:
-        owners = [
-            k for k, plan in enumerate(plans) if isinstance(found[k], SampleCount) for part, _ in plan if isinstance(part, _Run)
-        ]
-        runs = [
-            part
-            for k, plan in enumerate(plans)
-            if isinstance(found[k], SampleCount)
-            for part, _ in plan
-            if isinstance(part, _Run)
-        ]
-        refusals: dict[int, SampleRefused] = {}
-        try:
-            sizes, losses = self._text_lengths(runs)
-        except TokenizationFailed:
-            sizes, losses = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
-            for place, run in enumerate(runs):
-                try:
-                    sizes[place : place + 1], losses[place : place + 1] = self._text_lengths([run])
-                except TokenizationFailed as error:
-                    refusals[owners[place]] = _refused(error)
+            count, own = self._without_text(record, counts)
+            owners += [len(found)] * len(own)
+            runs += own
+            found.append(count)
+        sizes, losses, failures = self._text_lengths(runs)
+        for place in reversed(failures):  # the first of a record is what `encode` meets
+            found[owners[place]] = _refused(failures[place])
         text = np.bincount(owners, sizes, len(found)).astype(np.int64).tolist()
         loss = np.bincount(owners, losses, len(found)).astype(np.int64).tolist()
-        return [
-            refusals[k] if k in refusals else item if isinstance(item, SampleRefused) else _completed(item, text[k], loss[k])
-            for k, item in enumerate(found)
-        ]
+        return [item if isinstance(item, SampleRefused) else _completed(item, text[k], loss[k]) for k, item in enumerate(found)]
 
-    def _text_lengths(self, runs: Sequence[_Run]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens and loss tokens of each run."""
-        same = [run.loss for run in runs]
-        sizes = np.zeros(len(runs), np.int64)
-        losses = np.zeros(len(runs), np.int64)
-        plain = [place for place, loss in enumerate(same) if loss is not None]
+    def _without_text(
+        self, record: Record, counts: tuple[ImageCount, ...] | SampleRefused
+    ) -> tuple[SampleCount | SampleRefused, list[_Run]]:
+        """What needs no tokenizer, and what does."""
+        if isinstance(counts, SampleRefused):
+            return counts, []
+        runs: list[_Run] = []
+        num_image = num_special = num_loss = 0
+        try:
+            for part, _ in self._plan(record, counts):
+                if isinstance(part, Features):
+                    num_image += part.num_tokens
+                elif isinstance(part, Token):
+                    num_special += 1
+                    num_loss += part.loss
+                else:
+                    runs.append(part)
+        except TemplateFailure as error:
+            return _refused(error), []
+        count = SampleCount(
+            num_text_tokens=0,
+            num_image_tokens=num_image,
+            num_tokens=num_image + num_special,
+            num_loss_tokens=num_loss,
+            images=counts,
+        )
+        return count, runs
+
+    def _text_lengths(self, runs: Sequence[_Run]) -> tuple[Ints, Ints, dict[int, TokenizationFailed]]:
+        """Tokens and loss tokens of each run, and why some have none."""
+        failures: dict[int, TokenizationFailed] = {}
+        try:
+            return *self._some_text_lengths(runs), failures
+        except TokenizationFailed:
+            sizes, losses = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
+        for place, run in enumerate(runs):
+            try:
+                sizes[place : place + 1], losses[place : place + 1] = self._some_text_lengths([run])
+            except TokenizationFailed as error:
+                failures[place] = error
+        return sizes, losses, failures
+
+    def _some_text_lengths(self, runs: Sequence[_Run]) -> tuple[Ints, Ints]:
+        sizes, losses = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
+        plain = [place for place, run in enumerate(runs) if run.loss is not None]
         if plain:
-            texts = [runs[place].text for place in plain]
-            sizes[plain] = self.tokenizer.count_batch(texts, [runs[place].starts for place in plain])
-            losses[plain] = sizes[plain] * np.array([same[place] for place in plain], np.int64)
-        for place in set(range(len(runs))).difference(plain):
-            ids, offsets = self.tokenizer.encode_with_offsets(runs[place].text, runs[place].starts)
-            sizes[place] = len(ids)
-            losses[place] = runs[place].losses(offsets).sum()
+            texts, starts = [runs[place].text for place in plain], [runs[place].starts for place in plain]
+            sizes[plain] = self.tokenizer.count_batch(texts, starts)
+            losses[plain] = sizes[plain] * np.array([runs[place].loss for place in plain], np.int64)
+        for place, run in enumerate(runs):
+            if run.loss is None:
+                ids, offsets = self.tokenizer.encode_with_offsets(run.text, run.starts)
+                sizes[place] = len(ids)
+                losses[place] = sum(run.losses(offsets))
         return sizes, losses
 
     def _plan(self, record: Record, counts: Sequence[ImageCount]) -> Iterator[_Part]:
@@ -258,15 +267,6 @@ class SampleEncoder:
                 yield piece, segment.index
             num_images += 1
 
-    def _image_counts(self, records: Sequence[Record]) -> list[tuple[ImageCount, ...]]:
-        """Of each record's images; raises the first refusal."""
-        found = []
-        for counts in self._all_image_counts(records):
-            if isinstance(counts, SampleRefused):
-                raise counts
-            found.append(counts)
-        return found
-
     def _all_image_counts(self, records: Sequence[Record]) -> list[tuple[ImageCount, ...] | SampleRefused]:
         found: list[tuple[ImageCount, ...] | SampleRefused] = [self._unfit(record) or () for record in records]
         fit = [k for k, record in enumerate(records) if record["images"] and not isinstance(found[k], SampleRefused)]
@@ -277,11 +277,12 @@ class SampleEncoder:
         numbers = [len(records[k]["images"]) for k in fit]
         sizes = ImageSizes.of_arrays([entry["width"] for entry in entries], [entry["height"] for entry in entries], numbers)
         counts = self._rule(sizes)
+        each = counts.each()
         first = 0
         for k, number in zip(fit, numbers, strict=True):
             refused = next((place for place in range(first, first + number) if place in counts.refusals), None)
             if refused is None:
-                found[k] = tuple(counts.at(place) for place in range(first, first + number))
+                found[k] = tuple(each[first : first + number])
             else:
                 size = f"{entries[refused]['width']}x{entries[refused]['height']}"
                 detail = f"image {refused - first} of {size}: {counts.refusals[refused]}"
@@ -300,19 +301,6 @@ class SampleEncoder:
                 detail = f"image {k}: found {entry['width']}x{entry['height']}, expected sides of 1 to {MAX_SIDE:,}"
                 return SampleRefused(Status.IMAGE_REFUSED, detail)
         return None
-
-
-def _without_text(plan: Sequence[_Part], counts: Sequence[ImageCount]) -> SampleCount:
-    """What needs no tokenizer."""
-    image = sum(part.num_tokens for part, _ in plan if isinstance(part, Features))
-    tokens = [part for part, _ in plan if isinstance(part, Token)]
-    return SampleCount(
-        num_text_tokens=0,
-        num_image_tokens=image,
-        num_tokens=image + len(tokens),
-        num_loss_tokens=sum(token.loss for token in tokens),
-        images=tuple(counts),
-    )
 
 
 def _completed(count: SampleCount, num_text: int, num_loss: int) -> SampleCount | SampleRefused:

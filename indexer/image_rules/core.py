@@ -130,6 +130,14 @@ class ImageCounts:
         values = {name: int(getattr(self, name)[position]) for name in _COLUMNS}
         return ImageCount(**values, grid_unit=self.grid_unit, refusal=self.refusals.get(position))
 
+    def each(self) -> list[ImageCount]:
+        """`at` of all positions, in half the time."""
+        rows = zip(*(getattr(self, name).tolist() for name in _COLUMNS), strict=True)
+        return [
+            ImageCount(**dict(zip(_COLUMNS, row, strict=True)), grid_unit=self.grid_unit, refusal=self.refusals.get(position))
+            for position, row in enumerate(rows)
+        ]
+
 
 class ImageRule(Protocol):
     """A pure function of sizes; a user's own is any function of this shape."""
@@ -189,5 +197,4 @@ def count_one(rule: ImageRule, width: int, height: int) -> ImageCount:
 
 def count_sample(rule: ImageRule, sizes: Sequence[tuple[int, int]]) -> list[ImageCount]:
     """The counts of each image of one sample, given all its (width, height)."""
-    counts = rule(ImageSizes.of(sizes, [len(sizes)]))
-    return [counts.at(position) for position in range(len(sizes))]
+    return rule(ImageSizes.of(sizes, [len(sizes)])).each()
