@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,14 +104,15 @@ def open_profile(profile: Profile, tokenizer_file: str) -> OpenProfile:
 
 
 def _opened(profile: Profile, tokenizer_file: str) -> OpenProfile:
+    _check_free_values(profile)
     settings = profile.tokenizer
     spec = TokenizerSpec(
         file=tokenizer_file, kind=settings.kind, pattern=settings.pattern, special_tokens=settings.special_tokens
     )
     tokenizer = open_tokenizer(spec)
     images = profile.images
-    rule = image_rule(images.rule, images.parameters) if images.rule else None
-    block = _layout(images, tokenizer) if images.rule else None
+    rule = None if images.rule is None else image_rule(images.rule, images.parameters)
+    block = None if images.rule is None else _layout(images, tokenizer)
     chat = profile.template
     template = open_template(
         TemplateSpec(
@@ -118,7 +120,7 @@ def _opened(profile: Profile, tokenizer_file: str) -> OpenProfile:
             text=chat.text,
             bos=chat.bos,
             eos=chat.eos,
-            placeholder=chat.placeholder or _placeholder(images),
+            placeholder=_placeholder(images) if chat.placeholder is None else chat.placeholder,
             content=chat.content,
             date=chat.date,
             variables=chat.variables,
@@ -133,9 +135,26 @@ def _opened(profile: Profile, tokenizer_file: str) -> OpenProfile:
         "image_rule": _plain(rule) if rule else None,
         "image_layout": _plain(block) if block else None,
     }
-    fingerprint = blake3(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    encoder = SampleEncoder(fingerprint=fingerprint, tokenizer=tokenizer, template=template, rule=rule, layout=block)
+    encoder = SampleEncoder(fingerprint=_fingerprint(identity), tokenizer=tokenizer, template=template, rule=rule, layout=block)
     return OpenProfile(profile=profile, encoder=encoder, identity=identity)
+
+
+def _fingerprint(identity: Mapping[str, Any]) -> str:
+    return blake3(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _check_free_values(profile: Profile) -> None:
+    """Refuse what would be dropped without a word, or cannot be written to `profile.json` as it is."""
+    images = profile.images
+    if images.rule is None and (images.parameters or images.layout or images.layout_parameters):
+        raise UsageError("image parameters or an image layout are given without an image rule: name the rule, or leave them out")
+    for name, values in (("image rule parameters", images.parameters), ("template variables", profile.template.variables)):
+        try:
+            is_json = json.loads(json.dumps(values, allow_nan=False)) == values
+        except (TypeError, ValueError):
+            is_json = False
+        if not is_json:
+            raise UsageError(f"{name}: found {values!r}, expected JSON values under strings")
 
 
 def _layout(images: ImageSettings, tokenizer: TextTokenizer) -> ImageLayout:
@@ -151,11 +170,19 @@ def _plain(value: ImageRule | ImageLayout) -> dict[str, Any]:
     """A rule or layout as JSON: its class and every parameter; a user's own function with the digest of its file."""
     plain: dict[str, Any] = {"class": type(value).__name__}
     if isinstance(value, OwnRule):
-        file = inspect.getsourcefile(value.function)
-        digest = blake3(Path(file).read_bytes()).hexdigest()[:32] if file else None
-        return plain | {"name": value.name, "parameters": dict(value.parameters), "file_digest": digest}
+        return plain | {"name": value.name, "parameters": dict(value.parameters), "file_digest": _file_digest(value)}
     parameters: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(cast(Any, value)), default=sorted))
     return plain | parameters
+
+
+def _file_digest(rule: OwnRule) -> str:
+    """Of the file a user's function is named in, and of the one it comes from; it may be any callable."""
+    names = (rule.name.partition(":")[0], inspect.unwrap(rule.function).__module__)
+    digest = blake3()
+    for module in map(sys.modules.get, dict.fromkeys(names)):
+        if file := getattr(module, "__file__", None):
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()[:32]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,20 +198,31 @@ class StoredProfile:
     """Where it was copied from."""
 
 
+class _Document(msgspec.Struct, frozen=True, kw_only=True):
+    """`profile.json` without its header."""
+
+    name: str
+    fingerprint: str
+    identity: dict[str, Any]
+    tokenizer_file: str
+    tokenizer_origin: str
+    settings: Profile
+
+
 def write_profile(storage: Storage, opened: OpenProfile, tokenizer_origin: str, tokenizer: bytes) -> None:
     """Publish a profile: first a copy of its tokenizer's file, then `profile.json`."""
     name = opened.profile.name
     copy = layout.profile_tokenizer_file(name, Path(tokenizer_origin).suffix)
     storage.publish_bytes(copy, tokenizer)
-    content = {
-        "name": name,
-        "fingerprint": opened.fingerprint,
-        "identity": opened.identity,
-        "tokenizer_file": copy,
-        "tokenizer_origin": tokenizer_origin,
-        "settings": msgspec.to_builtins(opened.profile),
-    }
-    storage.publish_bytes(layout.profile_file(name), encode_document("profile", content))
+    document = _Document(
+        name=name,
+        fingerprint=opened.fingerprint,
+        identity=dict(opened.identity),
+        tokenizer_file=copy,
+        tokenizer_origin=tokenizer_origin,
+        settings=opened.profile,
+    )
+    storage.publish_bytes(layout.profile_file(name), encode_document("profile", msgspec.to_builtins(document)))
 
 
 def read_profile(storage: Storage, name: str) -> StoredProfile | None:
@@ -196,19 +234,25 @@ def read_profile(storage: Storage, name: str) -> StoredProfile | None:
     file = layout.profile_file(name)
     where = join_url(storage.url, file)
     try:
-        document = parse_document(storage.read_bytes(file), where, kind="profile")
+        content = parse_document(storage.read_bytes(file), where, kind="profile")
     except FileNotFoundError:
         return None
     try:
-        return StoredProfile(
-            profile=msgspec.convert(document["settings"], Profile),
-            fingerprint=document["fingerprint"],
-            identity=document["identity"],
-            tokenizer_file=document["tokenizer_file"],
-            tokenizer_origin=document["tokenizer_origin"],
-        )
-    except (KeyError, msgspec.ValidationError) as error:
+        document = msgspec.convert(content, _Document)
+    except msgspec.ValidationError as error:
         raise FormatError(f"{where}: not a profile this release reads: {error}") from error
+    if (expected := _fingerprint(document.identity)) != document.fingerprint:
+        raise FormatError(
+            f"{where}: found fingerprint {document.fingerprint}, its identity has {expected}: the file is damaged; "
+            "remove it and index again with its recipe"
+        )
+    return StoredProfile(
+        profile=document.settings,
+        fingerprint=document.fingerprint,
+        identity=document.identity,
+        tokenizer_file=document.tokenizer_file,
+        tokenizer_origin=document.tokenizer_origin,
+    )
 
 
 def profile_names(storage: Storage) -> list[str]:
@@ -241,15 +285,18 @@ def open_copy(storage: Storage, profile: Profile, tokenizer_file: str) -> OpenPr
     Raises:
         UsageError: as `open_profile`. FormatError: when the copy is gone.
     """
+    where = join_url(storage.url, tokenizer_file)
     try:
         data = storage.read_bytes(tokenizer_file)
     except FileNotFoundError:
-        where = join_url(storage.url, tokenizer_file)
         raise FormatError(f"{where}: found no file, the profile names it: index again with its recipe") from None
     with tempfile.TemporaryDirectory(prefix="bayplan-") as folder:
         path = Path(folder) / Path(tokenizer_file).name
         path.write_bytes(data)
-        return open_profile(profile, str(path))
+        try:
+            return open_profile(profile, str(path))
+        except UsageError as error:
+            raise UsageError(str(error).replace(str(path), where)) from error
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

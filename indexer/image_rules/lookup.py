@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -73,6 +74,12 @@ def _own_rule(name: str, parameters: Mapping[str, Any]) -> OwnRule:
         raise UsageError(f"image rule {name} cannot be loaded: {error}: put the module on PYTHONPATH") from error
     if not callable(function):
         raise UsageError(f"image rule {name} is of type {type(function).__name__}, expected a function of ImageSizes")
+    try:
+        inspect.signature(function).bind(None, **parameters)
+    except TypeError as error:
+        raise UsageError(f"image rule {name} cannot be called with the parameters {parameters!r}: {error}") from error
+    except ValueError:  # compiled, without a signature
+        pass
     return OwnRule(name=name, function=function, parameters=dict(parameters))
 
 

@@ -268,7 +268,8 @@ def test_parameters_replace_published_values() -> None:
         ("math:no_such", {}, "image rule math:no_such cannot be loaded"),
         ("math:pi", {}, "image rule math:pi is of type float, expected a function of ImageSizes"),
         ("builtins:len", {}, "image rule builtins:len returned int, expected ImageCounts of 1 images"),
-        ("builtins:len", {"a": 1}, "image rule builtins:len raised TypeError"),
+        ("builtins:int", {}, "image rule builtins:int raised TypeError"),
+        ("builtins:len", {"a": 1}, "image rule builtins:len cannot be called with the parameters {'a': 1}"),
     ],
 )
 def test_wrong_names_and_parameters_say_the_way_out(name: str, parameters: dict[str, object], message: str) -> None:
