@@ -90,7 +90,7 @@ def _converted(image: Image, facts: ImageFacts, size: tuple[int, int]) -> Image:
     is_turned = facts.format == "tiff"  # Pillow turns TIFFs upright on loading
     image = _eight_bit(image, facts)
     if not is_turned:
-        image = _upright(image, facts.orientation)
+        image = upright(image, facts.orientation)
     return image if image.size == size else image.resize(size, Resampling.LANCZOS)
 
 
@@ -109,7 +109,8 @@ def _eight_bit(image: Image, facts: ImageFacts) -> Image:
     return image.convert("RGBA" if has_alpha else "RGB")
 
 
-def _upright(image: Image, orientation: int) -> Image:
+def upright(image: Image, orientation: int) -> Image:
+    """The picture turned as its EXIF orientation asks; itself when there is nothing to turn."""
     from PIL.Image import Transpose
 
     steps = {

@@ -98,6 +98,30 @@ def opened(data: bytes, kind: str) -> Iterator[ImageFile]:
         yield image
 
 
+def first_frame(data: bytes, facts: ImageFacts, limits: ImageLimits, *, draft_size: tuple[int, int] | None = None) -> ImageFile:
+    """The first frame of an image whose header gave `facts`, decoded but not turned (Pillow itself turns TIFFs).
+
+    With `draft_size` a JPEG may be decoded at a fraction of its size that still covers it: faster, other pixels.
+
+    Raises:
+        RowError: its pixels do not come out, or are not of the size that the header gave.
+    """
+    try:
+        with opened(data, facts.format) as image:
+            if draft_size is not None:
+                image.draft(None, draft_size)
+            expected = image.size if draft_size is not None else (facts.width, facts.height)
+            _load_frames(image, facts.format, 1, len(data), limits)
+    except RowError:
+        raise
+    except Exception as error:
+        raise _verdict(data, facts.format, error) from error
+    if sorted(image.size) != sorted(expected):
+        found = f"{image.width} x {image.height}"
+        raise corrupt(facts.format, f"its header says {facts.width} x {facts.height}, decoded {found}")
+    return image
+
+
 def check_decodes(data: bytes, facts: ImageFacts, limits: ImageLimits) -> None:
     """Decode an image of known structure; RowError when its pixels do not come out."""
     try:

@@ -1,5 +1,6 @@
 """Facts and verdicts of packer.images, format by format; cuts and mutations are in test_images_properties.py."""
 
+import dataclasses
 import io
 import struct
 import subprocess
@@ -13,6 +14,7 @@ from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 from packer.format.errors import RowError
 from packer.format.reasons import Reason
 from packer.images import EXTENSIONS, CheckLevel, ImageFacts, ImageLimits, inspect
+from packer.images.decode import first_frame
 
 LIMITS = ImageLimits()
 
@@ -672,3 +674,12 @@ def test_many_threads_decode_at_once_and_leave_pillow_as_it_was(monkeypatch):
     assert Image.MAX_IMAGE_PIXELS == 100
     with pytest.raises(Image.DecompressionBombError):
         Image.open(io.BytesIO(data[0]))
+
+
+def test_the_first_frame_is_what_the_header_said():
+    data = encoded(noise(), "GIF", save_all=True, append_images=[noise("L")])
+    header = inspect(data, LIMITS, CheckLevel.HEADER)
+    assert header.frames == 2
+    assert first_frame(data, header, LIMITS).convert("RGB").tobytes() == Image.open(io.BytesIO(data)).convert("RGB").tobytes()
+    with pytest.raises(RowError, match="its header says 61 x 40, decoded 60 x 40"):
+        first_frame(data, dataclasses.replace(header, width=61), LIMITS)
