@@ -197,21 +197,13 @@ def index(
 
     Example: bayplan index demo-dataset
     """
+    from pipelines.index import IndexJob
     from pipelines.recipe import load_recipe
 
     recipe = load_recipe(recipe_path) if recipe_path else None
+    job = IndexJob(dataset_url, profiles=profiles, recipe=recipe, replace_changed=replace_changed)
     with _job(address, workers) as (progress, should_stop):
-        from pipelines.index import IndexJob
-
-        job = IndexJob(
-            dataset_url,
-            profiles=profiles,
-            recipe=recipe,
-            replace_changed=replace_changed,
-            listener=progress,
-            should_stop=should_stop,
-        )
-        report = job.run()
+        report = job.run(progress, should_stop)
     _print_index(report, as_json)
     sys.exit(report.exit_code)
 
@@ -237,11 +229,11 @@ def run(recipe_path: str, address: str | None, workers: int | None, replace_chan
     Example: bayplan run examples/corpus/recipe.yaml
     """
     from pipelines.recipe import load_recipe
+    from pipelines.run import check_run, run_recipe
 
     loaded = load_recipe(recipe_path)
+    check_run(loaded, replace_changed=replace_changed)
     with _job(address, workers) as (progress, should_stop):
-        from pipelines.run import run_recipe
-
         outcome = run_recipe(loaded, replace_changed=replace_changed, listener=progress, should_stop=should_stop)
     if as_json:
         from pipelines.run import run_json
@@ -252,6 +244,8 @@ def run(recipe_path: str, address: str | None, workers: int | None, replace_chan
         _print_index(outcome.index, as_json=False)
     if outcome.report is not None:
         _print_statistics(outcome.report, as_json=False)
+    if outcome.report_failure is not None:
+        click.echo(f"FAILED report: {outcome.report_failure}")
     _print_report(outcome.pack, as_json=False)
     sys.exit(outcome.exit_code)
 

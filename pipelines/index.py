@@ -9,19 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from indexer.image_rules.lookup import nearest
-from indexer.profile import (
-    OpenProfile,
-    difference,
-    open_copy,
-    open_profile,
-    open_stored,
-    profile_names,
-    read_profile,
-    write_profile,
-)
+from indexer.profile import OpenProfile, profile_names
 from indexer.stats import Stats
 from indexer.table import PartState, is_consolidated, part_states
 from packer.format import layout
@@ -30,6 +19,7 @@ from packer.format.manifest import PartManifest
 from packer.storage import Storage, open_storage
 from pipelines import dataset
 from pipelines.blend import dataset_yaml
+from pipelines.index_profiles import open_profiles, wanted_profiles
 from pipelines.index_tasks import ConsolidateTask, IndexTask, source_stats
 from pipelines.nv_meta import write_nv_meta
 from pipelines.ray_executor import Listener, Outcome, RayExecutor
@@ -76,10 +66,13 @@ class IndexJob:
         profiles: Sequence[str] = (),
         recipe: Recipe | None = None,
         replace_changed: bool = False,
-        listener: Listener | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
         run_tasks: RunTasks | None = None,
     ) -> None:
+        """Opens the profiles and writes nothing, so that wrong use shows before Ray is started.
+
+        Raises:
+            UsageError: no dataset, or all that is wrong with all profiles. FormatError: a file of the dataset is damaged.
+        """
         self.storage: Storage = open_storage(url)
         identity = dataset.require_identity(self.storage)
         kept = dataset.read_recipe(self.storage)
@@ -89,21 +82,24 @@ class IndexJob:
             )
         self._sources = list(identity.fingerprints)
         self._recipe = kept if recipe is None else kept.model_copy(update={"profiles": recipe.profiles})
-        self._names = _wanted(profiles, self._recipe, self.storage)
-        self._replace_changed = replace_changed
-        self._listener = listener or Listener()
-        self._should_stop = should_stop
+        names = wanted_profiles(profiles, self._recipe, self.storage)
+        self._profiles = open_profiles(self.storage, self._recipe, names, replace_changed=replace_changed)
+        self._listener = Listener()
+        self._should_stop: Callable[[], bool] = lambda: False
         self._run_tasks = run_tasks or self._on_ray
         self._report = IndexReport(dataset=self.storage.url)
 
-    def run(self) -> IndexReport:
+    def run(self, listener: Listener | None = None, should_stop: Callable[[], bool] = lambda: False) -> IndexReport:
         """Do what is left to do.
 
         Raises:
-            UsageError: when a profile cannot be used; all that is wrong with all of them. Nothing is counted then.
             OutputError: when the dataset cannot be written. Interrupted: when the user stopped the job.
         """
-        opened = self._open_profiles()
+        self._listener, self._should_stop = listener or Listener(), should_stop
+        for ready in self._profiles:
+            ready.store(self.storage)
+        opened = [ready.opened for ready in self._profiles]
+        self._report.notes += [ready.note for ready in self._profiles if ready.note]
         manifests = self._manifests()
         for profile in opened:
             self._report.profiles[profile.profile.name] = {source: SourceIndex() for source in self._sources}
@@ -113,40 +109,6 @@ class IndexJob:
             self._conclude(profile, manifests)
         self._write_nv_meta(manifests)
         return self._report
-
-    def _open_profiles(self) -> list[OpenProfile]:
-        opened, problems = [], []
-        for name in self._names:
-            try:
-                opened.append(self._open_profile(name))
-            except UsageError as error:
-                problems.append(str(error))
-        if problems:
-            raise UsageError("\n".join(problems))
-        return opened
-
-    def _open_profile(self, name: str) -> OpenProfile:
-        stored = read_profile(self.storage, name)
-        if name not in self._recipe.profiles:
-            return open_stored(self.storage, name)
-        model = self._recipe.profiles[name]
-        settings, file = model.settings(name), model.tokenizer_file
-        if stored and stored.tokenizer_origin == file and not Path(file).exists():
-            self._report.notes.append(f"profile {name!r}: {file} is gone; its copy in the dataset is used")
-            opened = open_copy(self.storage, settings, stored.tokenizer_file)
-            tokenizer = self.storage.read_bytes(stored.tokenizer_file)
-        else:
-            opened = open_profile(settings, file)
-            tokenizer = Path(file).read_bytes()
-        if stored and stored.fingerprint != opened.fingerprint:
-            if not self._replace_changed:
-                raise UsageError(
-                    f"profile {name!r} changed since it was indexed: {difference(stored.identity, opened.identity)}: "
-                    "undo the change, give it another name, or let `--replace-changed` drop its index and count anew"
-                )
-        if stored is None or (stored.fingerprint, stored.profile) != (opened.fingerprint, opened.profile):
-            write_profile(self.storage, opened, file, tokenizer)
-        return opened
 
     def _manifests(self) -> dict[str, list[PartManifest]]:
         """Parts of every source whose packing has ended once."""
@@ -189,10 +151,15 @@ class IndexJob:
     def _left(self, profile: OpenProfile, source: str, manifests: Sequence[PartManifest]) -> list[PartManifest]:
         """Parts that are not counted, or by another profile, or from other bytes; files of parts that are gone are removed."""
         name = profile.profile.name
-        known = {layout.index_part_file(name, source, part.part_id) for part in manifests}
-        for file in self.storage.list_dir(layout.index_parts_dir(name, source)):
-            if file.name not in known:
-                self.storage.remove(file.name)
+        for folder, file_of in (
+            (layout.index_quarantine_dir(name, source), layout.index_quarantine_file),
+            (layout.index_parts_dir(name, source), layout.index_part_file),
+        ):
+            known = {file_of(name, source, part.part_id) for part in manifests}
+            for file in self.storage.list_dir(folder):
+                if file.name not in known:
+                    self.storage.remove(file.name)
+            self.storage.remove_stale_temporaries(folder)
         checks = part_states(self.storage, name, source, manifests, profile_fingerprint=profile.fingerprint)
         by_id = {part.part_id: part for part in manifests}
         return [by_id[check.key.part_id] for check in checks if check.state is not PartState.DONE]
@@ -248,44 +215,12 @@ class IndexJob:
                 write_nv_meta(self.storage, source, manifests[source], counted, held_out.get(source, 0.0))
 
 
-def check_profiles(recipe: Recipe) -> None:
-    """Open every profile of a recipe, so that a mistake in one is found before hours of packing.
-
-    Raises:
-        UsageError: all that is wrong, one line each; or no profile at all.
-    """
-    if not recipe.profiles:
-        raise UsageError("profiles: found none, expected at least one: add `profiles` to the recipe (docs/recipe.md)")
-    problems = []
-    for name, model in recipe.profiles.items():
-        try:
-            open_profile(model.settings(name), model.tokenizer_file)
-        except UsageError as error:
-            problems.append(str(error))
-    if problems:
-        raise UsageError("\n".join(problems))
-
-
 _SEPARATOR = " / "
 
 
 def _unit(profile: str, source: str) -> str:
     """What the executor knows a source of a profile by."""
     return f"{profile}{_SEPARATOR}{source}"
-
-
-def _wanted(names: Sequence[str], recipe: Recipe, storage: Storage) -> list[str]:
-    """Profiles to count by: those asked for, or all of the recipe and all the dataset has been indexed by."""
-    known = sorted({*recipe.profiles, *profile_names(storage)})
-    for name in names:
-        if name not in known:
-            raise UsageError(f"found no profile {name!r}{nearest(name, known) if known else ''}; profiles are keys of the recipe")
-    if not known:
-        raise UsageError(
-            f"{storage.url}: found no profile, expected at least one: add `profiles` to the recipe (docs/recipe.md), then run "
-            "`bayplan index DATASET --recipe RECIPE`"
-        )
-    return list(dict.fromkeys(names)) or known
 
 
 def _grouped(parts: Iterable[PartManifest]) -> Iterable[list[PartManifest]]:

@@ -20,7 +20,7 @@ from indexer.image_rules import ImageCount
 from indexer.profile import open_stored
 from indexer.rows import Rows, Status, id_hash
 from indexer.stats import Stats, stats_of
-from indexer.table import consolidate, read_stats, write_part
+from indexer.table import PartState, consolidate, part_state, read_stats, write_part
 from indexer.tokenizers import bound_threads
 from packer.convert import Step
 from packer.format import layout
@@ -50,6 +50,14 @@ class IndexTask:
     """Rows that kill their worker."""
     probe: tuple[int, int] | None = None
     """Only these rows (both ends included), one at a time, and write nothing."""
+
+    def named(self, row: int) -> str:
+        """A row as a person finds it."""
+        for part in self.parts:
+            if row < part.num_written:
+                return f"line {row} of part {part.part_id}"
+            row -= part.num_written
+        raise AssertionError("a row of another task")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +96,7 @@ class _Line:
 
 
 def index_parts(task: IndexTask, storage: Storage, guard: Guard) -> Iterator[Step | IndexedPart]:
-    """Count part after part; each is committed as soon as it is whole.
+    """Count part after part; each is committed as soon as it is whole, and not counted again after a death further on.
 
     Raises:
         FormatError: when a part's files are not those its manifest names.
@@ -97,11 +105,19 @@ def index_parts(task: IndexTask, storage: Storage, guard: Guard) -> Iterator[Ste
     encoder = _encoder(storage.url, task.profile, task.fingerprint)
     first_row = 0
     for part in task.parts:
-        if task.probe is None:
-            yield from _index_part(task, storage, encoder, part, first_row, guard)
-        else:
+        if task.probe is not None:
             yield from _probe_part(task, storage, encoder, part, first_row, guard)
+        elif not _is_done(task, storage, part):
+            yield from _index_part(task, storage, encoder, part, first_row, guard)
         first_row += part.num_written
+
+
+def _is_done(task: IndexTask, storage: Storage, part: PartManifest) -> bool:
+    """Whether the part is counted. Other counts of it go first: a quarantine never stands beside counts that are not its own."""
+    state = part_state(storage, task.profile, part, profile_fingerprint=task.fingerprint).state
+    if state not in (PartState.DONE, PartState.MISSING):
+        storage.remove(layout.index_part_file(task.profile, task.source, part.part_id))
+    return state is PartState.DONE
 
 
 @lru_cache(maxsize=4)

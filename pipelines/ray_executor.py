@@ -25,7 +25,7 @@ from packer.format.errors import BayplanError, OutputError, StorageFault, UsageE
 from packer.storage import may_pass
 from pipelines.crumbs import Crumb, Suspects, take_crumb
 from pipelines.recipe import Resources
-from pipelines.tasks import Result, Task, condemning, position_word, probe_of, run_task, tolerating
+from pipelines.tasks import Result, Task, condemning, named_row, position_word, probe_of, run_task, tolerating
 
 FAULT_DELAYS_SECONDS: tuple[float, ...] = (5.0, 30.0, 120.0)
 """Pauses before a task is run again after a fault that may pass."""
@@ -372,9 +372,8 @@ class RayExecutor:
         self._requeue(unit, 0.5)
 
     def _condemn(self, unit: Unit, position: int) -> None:
-        self._listener.say(
-            unit.source, f"the row at {position_word(unit.task)} {position} killed two workers when alone: it goes to quarantine"
-        )
+        row = named_row(unit.task, position)
+        self._listener.say(unit.source, f"{row} killed two workers when alone: it goes to quarantine")
         unit.task = condemning(unit.task, position)
 
     def _suspects(self, unit: Unit) -> Suspects | None:

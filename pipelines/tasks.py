@@ -101,6 +101,11 @@ def position_word(task: Task) -> str:
     return "row" if isinstance(task, IndexTask | ConsolidateTask) else "byte"
 
 
+def named_row(task: Task, position: int) -> str:
+    """The row at a guard's position, as a person finds it."""
+    return task.named(position) if isinstance(task, IndexTask) else f"the row at byte {position}"
+
+
 def probe_of(task: Task, first: int, last: int) -> Task:
     """The task that tries the rows in [first, last] alone and throws their results away."""
     if isinstance(task, IndexTask):

@@ -122,9 +122,14 @@ def index_part_file(profile: str, source: str, part_id: str) -> str:
     return f"{index_parts_dir(profile, source)}/{part_id}{TABLE_SUFFIX}"
 
 
+def index_quarantine_dir(profile: str, source: str) -> str:
+    """Folder of the records of a source that a profile cannot count, relative to the dataset."""
+    return f"{index_dir(profile)}/quarantine/{source}"
+
+
 def index_quarantine_file(profile: str, source: str, part_id: str) -> str:
     """The records of one part that a profile cannot count, relative to the dataset."""
-    return f"{index_dir(profile)}/quarantine/{source}/{part_id}.jsonl"
+    return f"{index_quarantine_dir(profile, source)}/{part_id}.jsonl"
 
 
 def index_table_file(profile: str, source: str) -> str:
