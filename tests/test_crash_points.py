@@ -1,7 +1,6 @@
 """A process may end before any storage operation: whatever the place, and again in the rerun, the dataset is the same.
 
-The whole pack job runs in this process, its tasks one after the other. Ending is an exception that no code may catch,
-after which every further operation fails as well, so that no clean-up of a dying process helps.
+The whole pack job runs in this process, its tasks one after the other. The index job's turn is in `test_index_crash_points`.
 """
 
 from __future__ import annotations
@@ -15,39 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fuse import Fuse
 from in_process import digests, pack_in_process
 from PIL import Image
 from rich.console import Console
 
 from packer.format import layout
-from packer.storage import LocalStorage
-from pipelines.pack import JobReport
 from pipelines.verifying import verify_dataset
-
-
-class ProcessEnds(BaseException):
-    """Stands for SIGKILL."""
-
-
-class Fuse:
-    """Lets a run make `length` storage operations and no more."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        self.length: int | None = None
-        monkeypatch.setattr(LocalStorage, "on_operation", lambda storage, verb, name: self.burn())
-
-    def burn(self) -> None:
-        if self.length is not None and self.count >= self.length:
-            raise ProcessEnds
-        self.count += 1
-
-    def run(self, recipe: Path, length: int | None) -> JobReport | None:
-        self.count, self.length = 0, length
-        try:
-            return pack_in_process(recipe)
-        except ProcessEnds:
-            return None
 
 
 @pytest.fixture
@@ -78,7 +51,7 @@ def test_ends_anywhere_and_again_in_the_rerun(small_recipe: Path, tmp_path: Path
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # counted all the same, and a hundred times as fast
     fuse = Fuse(monkeypatch)
     output = tmp_path / "out"
-    report = fuse.run(small_recipe, None)
+    report = fuse.run(lambda: pack_in_process(small_recipe), None)
     assert report is not None
     totals = report.sources["pictures"].totals
     assert (totals.num_read, totals.num_written, totals.num_quarantined) == (10, 8, 2)
@@ -86,9 +59,9 @@ def test_ends_anywhere_and_again_in_the_rerun(small_recipe: Path, tmp_path: Path
     whole, undisturbed = fuse.count, digests(output)
     _remove(output)
     for length in range(whole):
-        assert fuse.run(small_recipe, length) is None, f"operation {length} of {whole} was never reached"
-        fuse.run(small_recipe, random.Random(length).randrange(whole))
-        assert fuse.run(small_recipe, None) is not None
+        assert fuse.run(lambda: pack_in_process(small_recipe), length) is None, f"operation {length} of {whole} was never reached"
+        fuse.run(lambda: pack_in_process(small_recipe), random.Random(length).randrange(whole))
+        assert fuse.run(lambda: pack_in_process(small_recipe), None) is not None
         assert digests(output) == undisturbed, f"ended before operation {length}"
         _remove(output)
 
