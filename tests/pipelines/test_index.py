@@ -1,4 +1,4 @@
-"""The index job, its tasks one after the other in this process: what is counted, what is counted again, and what is left alone."""
+"""The index job, its tasks one after the other in this process: what is counted, counted again, and left alone."""
 
 from __future__ import annotations
 

@@ -90,5 +90,5 @@ def _images(folder: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.effect_noise((80, 40), 30).convert("RGB").save(folder / "upright.jpg", exif=exif)
-    pages = [Image.new("P", (33, 22), color) for color in (1, 2, 3)]
+    pages = [Image.new("RGB", (33, 22), color) for color in ("red", "green", "blue")]
     pages[0].save(folder / "pages.gif", save_all=True, append_images=pages[1:])
