@@ -6,17 +6,19 @@ import contextlib
 import gzip
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from in_process import digests, pack_in_process
+from in_process import digests, index_in_process, pack_in_process, run_in_process
 from PIL import Image
 from processes import REPOSITORY, environment, run, wait_until
+from slow_index import write_slow_job
 
 from packer.format import layout
 
@@ -139,10 +141,12 @@ def submitted_job(folder: Path) -> Path:
     return recipe
 
 
-def submit(cluster: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def submit(
+    cluster: str, folder: Path, *options: str, job: Sequence[str | Path] = ("pack", "recipe.yaml")
+) -> subprocess.CompletedProcess[str]:
     ray = Path(sys.executable).with_name("ray")
     command = [ray, "job", "submit", "--address", cluster, "--working-dir", folder, *options, "--"]
-    command += [sys.executable, "-m", "pipelines.pack", "recipe.yaml"]
+    command += [sys.executable, "-m", f"pipelines.{job[0]}", *job[1:]]
     path = environment(PYTHONPATH=str(REPOSITORY))
     for _ in range(10):
         done = subprocess.run(command, env=path, capture_output=True, text=True, timeout=180, check=False)
@@ -170,3 +174,31 @@ def test_a_submitted_job_stopped_and_submitted_again(cluster: str, tmp_path: Pat
     monkeypatch.syspath_prepend(str(recipe.parent))
     pack_in_process(recipe)
     assert digests(tmp_path / "out") == submitted
+
+
+def test_a_submitted_index_is_that_of_this_process(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its image rule lies in the working dir, which Ray copies to where the workers run."""
+    recipe, output = write_slow_job(tmp_path / "job", output=str(tmp_path / "out")), tmp_path / "out"
+    pack_in_process(recipe)
+    done = submit(cluster, recipe.parent, job=["index", output])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "own: 2 of 2 sources counted, 500 samples, 500 images, " in done.stdout
+    submitted = digests(output)
+    shutil.rmtree(output / "index")
+    monkeypatch.syspath_prepend(str(recipe.parent))
+    index_in_process(output)
+    assert digests(output) == submitted
+
+
+def test_a_submitted_run_is_that_of_this_process(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, output = write_slow_job(tmp_path / "job", output=str(tmp_path / "out")), tmp_path / "out"
+    done = submit(cluster, recipe.parent, job=["run", "recipe.yaml"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "own: 2 of 2 sources counted, 500 samples, 500 images, " in done.stdout
+    assert f"report: {output}/report/report.html" in done.stdout.replace("\n", "")
+    assert "read 500, written 500, quarantined 0" in done.stdout
+    submitted = digests(output)
+    output.rename(tmp_path / "submitted")
+    monkeypatch.syspath_prepend(str(recipe.parent))
+    assert run_in_process(recipe).exit_code == 0
+    assert digests(output) == submitted

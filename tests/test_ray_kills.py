@@ -14,7 +14,10 @@ import psutil
 import pytest
 from in_process import digests, pack_in_process
 from processes import descendants, finish, run, start, wait_until
+from slow_index import KILLER, index_digests, num_counted, packed, undisturbed_index
 
+from indexer.rows import Status
+from indexer.table import open_index
 from packer.format import layout
 
 SCHEMA = """
@@ -152,3 +155,53 @@ def _kill_at_random(job: subprocess.Popen[str], stop: threading.Event, times: in
             if workers:
                 dice.choice(workers).kill()
                 break
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digests of an index job that nobody disturbed, in this process."""
+    return undisturbed_index(tmp_path_factory.mktemp("indexed") / "job")
+
+
+def test_a_killed_worker_costs_an_index_nothing(tmp_path: Path, indexed: dict[str, str]) -> None:
+    dataset = packed(tmp_path / "job")
+    job = start("index", dataset, "--workers", "2", cwd=dataset.parent)
+    wait_until(lambda: num_counted(dataset) >= 5)
+    descendants(job, "ray::_work")[0].kill()
+    code, out, err = finish(job)
+    assert code == 0, err
+    assert "a worker died" in err
+    assert out.splitlines()[-1].startswith("own: 2 of 2 sources counted, 500 samples, 500 images, ")
+    assert index_digests(dataset) == indexed
+
+
+def test_ctrl_c_stops_an_index_and_a_rerun_goes_on(tmp_path: Path, indexed: dict[str, str]) -> None:
+    dataset = packed(tmp_path / "job")
+    job = start("index", dataset, "--workers", "2", cwd=dataset.parent)
+    wait_until(lambda: num_counted(dataset) >= 5)
+    job.send_signal(signal.SIGINT)
+    code, out, err = finish(job)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == "error: stopped; what is committed stays: run the same command again to go on"
+    before = {path: path.stat().st_mtime_ns for path in dataset.glob("index/*/parts/*/*.arrow")}
+    assert 5 <= len(before) < sum("/parts/" in name for name in indexed)
+    code, _, err = run("index", dataset, "--workers", "2", cwd=dataset.parent)
+    assert code == 0, err
+    assert index_digests(dataset) == indexed
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_record_that_kills_while_it_is_counted_is_refused_and_no_other(tmp_path: Path) -> None:
+    dataset = packed(tmp_path / "job", kills=True)
+    code, out, err = run("index", dataset, "--workers", "2", cwd=dataset.parent)
+    assert code == 0, err
+    (line,) = [json.loads(line) for path in dataset.glob("index/own/quarantine/*/*") for line in path.read_text().splitlines()]
+    assert (line["id"], line["status"]) == (f"first {KILLER}", "kills_worker")
+    assert f"line {line['line']} of part " in err
+    assert "killed two workers when alone: it goes to quarantine" in err
+    assert "first: 250 samples (not counted: kills_worker 1), 249 images" in out
+    assert out.splitlines()[-1].startswith("own: 2 of 2 sources counted, 500 samples (not counted: kills_worker 1), 499 images")
+    table = open_index(str(dataset), "own")
+    (row,) = table.find(f"first {KILLER}")
+    assert [number for number in range(len(table)) if table.row(number).status] == [row]
+    assert (table.row(row).status, table.row(row).num_tokens) == (Status.KILLS_WORKER, 0)
