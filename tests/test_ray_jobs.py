@@ -94,7 +94,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     temp = Path(f"/tmp/bp-{gcs}")  # short: Ray's sockets live below it
     command = [ray, "start", "--head", "--block", f"--port={gcs}", f"--dashboard-port={dashboard}", "--num-cpus=2"]
     command += [f"--ray-client-server-port={client}", f"--temp-dir={temp}", "--dashboard-host=127.0.0.1"]
-    head = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    head = subprocess.Popen(
+        command, env=environment(PYTHONPATH=str(REPOSITORY)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         wait_until(lambda: _accepts(dashboard), 90)
         yield f"http://127.0.0.1:{dashboard}"
