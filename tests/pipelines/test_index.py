@@ -420,9 +420,7 @@ def test_exclusion_lists_change_no_index_and_are_shown(indexed: Path) -> None:
     index_in_process(indexed)
     assert touched(before, indexed) == {"exclude/bad.txt"}
     excluded = report_document(open_storage(str(indexed)), (), num_cards=0, seed=0)["excluded"]
-    assert excluded["lists"] == [
-        {"name": "exclude/bad.txt", "num_ids": 3, "num_matched": 2, "num_rows": 2, "unmatched": ["no such id"]}
-    ]
+    assert excluded["lists"] == {"exclude/bad.txt": {"num_ids": 3, "num_matched": 2, "num_rows": 2, "unmatched": ["no such id"]}}
     assert {source: effect["num_rows"] for source, effect in excluded["sources"].items() if effect["num_rows"]} == {
         "docs": 1, "pics": 1,
     }  # fmt: skip
