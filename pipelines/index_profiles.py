@@ -55,7 +55,7 @@ def wanted_profiles(names: Sequence[str], recipe: Recipe, storage: Storage) -> l
         )
     if unknown := [name for name in dict.fromkeys(names) if name not in known]:
         raise UsageError(
-            "\n".join(f"found no profile {name!r}{nearest(name, known)}; profiles are keys of the recipe" for name in unknown)
+            "\n".join(f"found no profile {name!r} in the recipe or the index{nearest(name, known)}" for name in unknown)
         )
     return list(dict.fromkeys(names)) or known
 

@@ -69,9 +69,10 @@ def _wanted(storage: Storage, profiles: Sequence[str]) -> list[str]:
     known = profile_names(storage)
     if not known:
         raise UsageError(f"{storage.url}: found no index, expected at least one profile: run `bayplan index` first")
-    for name in profiles:
-        if name not in known:
-            raise UsageError(f"{storage.url}: found no profile {name!r} in its index{nearest(name, known)}")
+    if unknown := [name for name in dict.fromkeys(profiles) if name not in known]:
+        raise UsageError(
+            "\n".join(f"{storage.url}: found no profile {name!r} in its index{nearest(name, known)}" for name in unknown)
+        )
     return list(dict.fromkeys(profiles)) or known
 
 

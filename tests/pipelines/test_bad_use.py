@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from in_process import digests, pack_in_process
+from in_process import digests, index_in_process, pack_in_process, run_in_process
+from small_job import PROFILES, QWEN, write_job
+from small_job import write_recipe as write_small_recipe
 
+from packer.format import layout
 from packer.format.errors import BayplanError, OutputError, UsageError
 from pipelines.cli import main
+from pipelines.index_text import index_lines
 
 RECIPE = "version: 1\nname: {name}\noutput: {output}\nsources:\n  - {{name: rows, schema: {schema}, files: rows.jsonl{more}}}\n"
 
@@ -150,7 +154,7 @@ def test_a_vanished_input_is_named_and_its_parts_stay(job: Path, tmp_path: Path)
     assert report.sources["rows"].totals.num_written == 6
 
 
-@pytest.mark.parametrize("command", ["verify", "show", "quarantine", "status"])
+@pytest.mark.parametrize("command", ["verify", "show", "quarantine", "status", "index", "report"])
 def test_a_folder_that_is_no_dataset(command: str, tmp_path: Path) -> None:
     more = ["rows:0"] if command == "show" else []
     code, output = bayplan(command, tmp_path, *more)
@@ -214,3 +218,164 @@ def test_an_output_nobody_can_write_is_one_line(tmp_path: Path, job: Path, url: 
     assert len(output.splitlines()) == 1
     with pytest.raises((BayplanError, OSError)):
         pack_in_process(recipe)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """The folder of the small job, packed; its index is still to come."""
+    pack_in_process(write_job(tmp_path))
+    return tmp_path
+
+
+def refused(folder: Path, *arguments: str | Path, code: int = 2) -> list[str]:
+    """The lines of a command that must fail, start no Ray and leave the dataset as it was."""
+    before = digests(folder / "out")
+    found, output = bayplan(*arguments)
+    assert found == code, output
+    assert digests(folder / "out") == before
+    assert "Traceback" not in output
+    assert all(line.startswith("error: ") for line in output.splitlines())
+    return output.splitlines()
+
+
+def test_an_unknown_profile_names_the_nearest(small: Path) -> None:
+    (line,) = refused(small, "index", small / "out", "--profile", "qwem")
+    assert line == "error: found no profile 'qwem' in the recipe or the index; did you mean 'qwen'?"
+    assert len(refused(small, "index", small / "out", "--profile", "qwem", "--profile", "qwen", "--profile", "other")) == 2
+
+
+def test_no_profile_at_all(small: Path) -> None:
+    recipe = write_small_recipe(small, profiles={})
+    (line,) = refused(small, "index", small / "out", "--recipe", recipe)
+    assert "found no profile, expected at least one: add `profiles` to the recipe" in line
+    (line,) = refused(small, "run", recipe)
+    assert "profiles: found none, expected at least one" in line
+
+
+WRONG = {
+    "preset": ("image_rule: qwen2_5_vl", "image_rule: qwen2_5_v", "did you mean 'qwen2_5_vl'"),
+    "rule-module": ("image_rule: qwen2_5_vl", "image_rule: 'nowhere:rule'", "put the module on PYTHONPATH"),
+    "rule-parameter": (
+        "image_rule: qwen2_5_vl", "image_rule: {name: qwen2_5_vl, parameters: {max_pixel: 9}}", "did you mean 'max_pixels'",
+    ),
+    "tokenizer-missing": ("tokenizer: tokenizer.json", "tokenizer: nowhere.json", "nowhere.json"),
+    "tokenizer-kind": ("tokenizer: tokenizer.json", "tokenizer: {file: tokenizer.json, kind: sentencepiece}", "tokenizer.json"),
+    "tokenizer-foreign": ("tokenizer: tokenizer.json", "tokenizer: images/0.png", "0.png"),
+    "template-missing": ("template: chatml", "template: nowhere.jinja", "nowhere.jinja: cannot be read: No such file"),
+    "template-broken": ("template: chatml", "template: broken.jinja", "the chat template has a mistake in line 1"),
+    "eos": ("eos: <|endoftext|>", "eos: <|end|>", "'<|end|>' is not a special token of the tokenizer"),
+    "layout": ("image_rule: qwen2_5_vl", "image_rule: qwen2_5_vl, image_layout: {kind: wraped}", "did you mean 'wrapped'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_profile_that_cannot_be_used_is_one_line(small: Path, mistake: str) -> None:
+    old, new, said = WRONG[mistake]
+    (small / "broken.jinja").write_text("{% for message in messages %}")
+    recipe = write_small_recipe(small, profiles={"qwen": f"{{{QWEN.replace(old, new)}}}"})
+    (line,) = refused(small, "index", small / "out", "--recipe", recipe)
+    assert line.startswith("error: profile 'qwen': ")
+    assert said in line
+    assert refused(small, "run", recipe) == [line]
+
+
+def test_all_wrong_profiles_are_named_at_once_and_the_good_one_is_not_begun(small: Path) -> None:
+    profiles = {name: f"{{{QWEN.replace(old, new)}}}" for name, (old, new, _) in WRONG.items() if name != "template-broken"}
+    recipe = write_small_recipe(small, profiles={"a-good-one": PROFILES["qwen"], **profiles})
+    lines = refused(small, "index", small / "out", "--recipe", recipe)
+    assert [line.split("'")[1] for line in lines] == sorted(profiles)
+    assert not (small / "out/index").exists()
+
+
+def test_a_run_with_a_wrong_profile_packs_nothing(tmp_path: Path) -> None:
+    write_job(tmp_path)
+    recipe = write_small_recipe(tmp_path, profiles={"qwen": f"{{{QWEN.replace('tokenizer.json', 'nowhere.json')}}}"})
+    code, output = bayplan("run", recipe)
+    assert code == 2
+    assert len(output.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_changed_profile_is_refused_before_anything_is_packed(small: Path) -> None:
+    index_in_process(small / "out")
+    recipe = write_small_recipe(small, profiles={"qwen": f"{{{QWEN}, bos: <|im_start|>}}"})
+    (small / "docs-2.jsonl").write_text('{"content": [{"type": "text", "text": "new"}]}\n')
+    (line,) = refused(small, "index", small / "out", "--recipe", recipe)
+    assert "profile 'qwen' changed since it was indexed: template: found '" in line
+    assert "--replace-changed" in line
+    assert refused(small, "run", recipe) == [line]
+    assert run_in_process(recipe, replace_changed=True).exit_code == 0
+
+
+def test_a_template_that_fails_on_a_record_is_counted_and_no_failure(small: Path) -> None:
+    (small / "strict.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}<|im_start|>"
+        "{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+        "{% else %}{{ p.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}"
+    )
+    recipe = write_small_recipe(small, profiles={"strict": f"{{{QWEN.replace('chatml', 'strict.jinja')}}}"})
+    report = index_in_process(small / "out", recipe=recipe)
+    assert report.exit_code == 0
+    lines = list(index_lines(report))
+    assert any(line.startswith("strict / talk: 5 samples (not counted: template_failed 1), ") for line in lines)
+    assert "(not counted: image_refused 1, template_failed 1)" in lines[-1]
+
+
+def test_a_report_before_the_index(small: Path) -> None:
+    (line,) = refused(small, "report", small / "out")
+    assert "found no index, expected at least one profile: run `bayplan index` first" in line
+
+
+def test_a_report_of_unknown_profiles_names_them_all(small: Path) -> None:
+    index_in_process(small / "out")
+    lines = refused(small, "report", small / "out", "--profile", "qwem", "--profile", "other")
+    assert "found no profile 'qwem' in its index; did you mean 'qwen'?" in lines[0]
+    assert "found no profile 'other'" in lines[1]
+
+
+def test_a_report_over_a_part_packed_again_names_it(small: Path) -> None:
+    index_in_process(small / "out")
+    (small / "talk.jsonl").write_text((small / "talk.jsonl").read_text().replace("it is 3", "IT IS 3"))
+    pack_in_process(small / "recipe.yaml", replace_changed=True)
+    lines = refused(small, "report", small / "out", code=1)
+    assert len(lines) == 2
+    assert "index 'qwen' of " in lines[0]
+    assert "source 'talk': 1 parts are stale (packed again after they were counted): " in lines[1]
+    assert lines[1].endswith(": index again")
+
+
+@pytest.mark.parametrize("name", ["talk.arrow", "talk.ids.arrow"])
+def test_a_report_over_a_half_written_table_names_it(small: Path, name: str) -> None:
+    index_in_process(small / "out")
+    file = small / "out" / layout.index_dir("qwen") / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    lines = refused(small, "report", small / "out", code=1)
+    assert f"{name}: not a whole Arrow file" in lines[-1]
+    assert "index again" in lines[-1]
+    assert index_in_process(small / "out").exit_code == 0
+    assert bayplan("report", small / "out")[0] == 0
+
+
+def test_a_damaged_profile_is_one_line(small: Path) -> None:
+    index_in_process(small / "out")
+    file = small / "out" / layout.profile_file("qwen")
+    file.write_bytes(file.read_bytes()[:-20])
+    for command in ("index", "report"):
+        (line,) = refused(small, command, small / "out", code=1)
+        assert "profile.json: found " in line
+        assert "the file is cut or damaged" in line
+
+
+def test_a_run_whose_report_cannot_be_made_still_tells_the_counts(small: Path) -> None:
+    """One source's records were tampered with, and its old table is still there."""
+    index_in_process(small / "out")
+    (small / "talk.jsonl").write_text((small / "talk.jsonl").read_text().replace("it is 3", "IT IS 3"))
+    pack_in_process(small / "recipe.yaml", replace_changed=True)
+    records = next((small / "out/sources/talk").glob(f"*{layout.RECORDS_SUFFIX}"))
+    records.write_bytes(records.read_bytes().replace(b"IT IS 3", b"it is 3"))
+    outcome = run_in_process(small / "recipe.yaml")
+    assert outcome.exit_code == 1
+    assert outcome.index is not None
+    assert "its bytes are not those its manifest names" in str(outcome.index.profiles["qwen"]["talk"].failure)
+    assert outcome.index.profiles["qwen"]["docs"].num_rows == 12
+    assert "source 'talk': 1 parts are stale" in str(outcome.report_failure)

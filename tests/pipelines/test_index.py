@@ -24,6 +24,7 @@ from packer.format import layout
 from packer.format.errors import FormatError, UsageError
 from packer.storage import open_storage
 from pipelines.index import IndexJob
+from pipelines.index_text import index_json, index_lines
 from pipelines.ray_executor import Listener, Outcome
 from pipelines.recipe import load_recipe
 from pipelines.report_document import report_document
@@ -424,6 +425,24 @@ def test_exclusion_lists_change_no_index_and_are_shown(indexed: Path) -> None:
     assert {source: effect["num_rows"] for source, effect in excluded["sources"].items() if effect["num_rows"]} == {
         "docs": 1, "pics": 1,
     }  # fmt: skip
+
+
+def test_what_a_job_prints_adds_up(job: Path) -> None:
+    (job / "out" / layout.source_file("none")).unlink()
+    report = index_in_process(job / "out")
+    *sources, _, _, total = [line for line in index_lines(report) if not line.startswith("note: not counted")]
+    assert [line.partition(":")[0] for line in sources[:4]] == ["qwen / docs", "qwen / pics", "qwen / talk", "qwen / text"]
+    assert total.startswith("qwen: 4 of 4 sources counted, 56 samples (not counted: image_refused 1), 28 images, ")
+    document = json.loads(index_json(report))
+    assert (document["exit_code"], document["dataset"]) == (0, str(job / "out"))
+    counted = document["profiles"]["qwen"]
+    assert counted["pics"]["status"] == {"image_refused": 1, "usable": 8}
+    for source in counted.values():
+        kinds = ("num_text_tokens", "num_image_tokens", "num_other_tokens")
+        assert source["num_tokens"] == sum(source[kind] for kind in kinds)
+    tokens = sum(source["num_tokens"] for source in counted.values())
+    assert f" {tokens:,} tokens (" in total
+    assert document["notes"] == report.notes
 
 
 def test_small_parts_share_a_task(tmp_path: Path) -> None:
