@@ -151,18 +151,26 @@ class IndexJob:
     def _left(self, profile: OpenProfile, source: str, manifests: Sequence[PartManifest]) -> list[PartManifest]:
         """Parts that are not counted, or by another profile, or from other bytes; files of parts that are gone are removed."""
         name = profile.profile.name
+        gone = self._files_of_gone_parts(name, source, manifests)
+        checks = part_states(self.storage, name, source, manifests, profile_fingerprint=profile.fingerprint)
+        states = {check.key.part_id: check.state for check in checks}
+        if gone or any(state not in (PartState.DONE, PartState.MISSING) for state in states.values()):
+            # First of all the table: the job may end, the change be undone, and then it would seem to be all there.
+            self.storage.remove(layout.index_table_file(name, source))
+        for file in gone:
+            self.storage.remove(file)
+        return [part for part in manifests if states[part.part_id] is not PartState.DONE]
+
+    def _files_of_gone_parts(self, name: str, source: str, manifests: Sequence[PartManifest]) -> list[str]:
+        gone: list[str] = []
         for folder, file_of in (
             (layout.index_quarantine_dir(name, source), layout.index_quarantine_file),
             (layout.index_parts_dir(name, source), layout.index_part_file),
         ):
             known = {file_of(name, source, part.part_id) for part in manifests}
-            for file in self.storage.list_dir(folder):
-                if file.name not in known:
-                    self.storage.remove(file.name)
+            gone += [file.name for file in self.storage.list_dir(folder) if file.name not in known]
             self.storage.remove_stale_temporaries(folder)
-        checks = part_states(self.storage, name, source, manifests, profile_fingerprint=profile.fingerprint)
-        by_id = {part.part_id: part for part in manifests}
-        return [by_id[check.key.part_id] for check in checks if check.state is not PartState.DONE]
+        return gone
 
     def _consolidate(self, opened: Sequence[OpenProfile], manifests: dict[str, list[PartManifest]]) -> None:
         """Sources whose every part is counted get their one table."""

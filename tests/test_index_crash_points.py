@@ -88,3 +88,31 @@ def test_replacing_an_index_ends_anywhere(job: Path, fuse: Fuse) -> None:
 
     files = end_anywhere(fuse, output, lambda: index_in_process(output, recipe=changed, replace_changed=True), begin)
     assert not any("/quarantine/" in name for name in files)
+
+
+def test_a_replacement_that_ended_anywhere_is_taken_back(job: Path, fuse: Fuse) -> None:
+    """The old profile again: what it counted is there, but beside the index quarantine of the other one."""
+    output = job / "out"
+    sources = SOURCES.replace("text.jsonl.gz", "'text*'")
+    bare = "{tokenizer: tokenizer.json, template: document, image_rule: null}"
+
+    def replaced_by(profile: str) -> Callable[[], object]:
+        recipe = write_recipe(job, sources=sources, profiles={"qwen": profile}).rename(job / f"{len(profile)}.yaml")
+
+        def run() -> object:
+            _encoder.cache_clear()
+            return index_in_process(output, recipe=recipe, replace_changed=True)
+
+        return run
+
+    other, back = replaced_by(bare), replaced_by(PROFILES["qwen"])
+    back()
+    expected = digests(output)
+    assert fuse.run(other, None) is not None
+    whole = fuse.count
+    assert digests(output) != expected
+    for length in range(whole):
+        fuse.run(back, None)
+        assert fuse.run(other, length) is None
+        assert fuse.run(back, None) is not None
+        assert digests(output) == expected, f"ended before operation {length}"

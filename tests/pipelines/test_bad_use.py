@@ -18,6 +18,7 @@ from packer.format import layout
 from packer.format.errors import BayplanError, OutputError, UsageError
 from pipelines.cli import main
 from pipelines.index_text import index_lines
+from pipelines.run import run_json
 
 RECIPE = "version: 1\nname: {name}\noutput: {output}\nsources:\n  - {{name: rows, schema: {schema}, files: rows.jsonl{more}}}\n"
 
@@ -366,16 +367,33 @@ def test_a_damaged_profile_is_one_line(small: Path) -> None:
         assert "the file is cut or damaged" in line
 
 
-def test_a_run_whose_report_cannot_be_made_still_tells_the_counts(small: Path) -> None:
-    """One source's records were tampered with, and its old table is still there."""
-    index_in_process(small / "out")
-    (small / "talk.jsonl").write_text((small / "talk.jsonl").read_text().replace("it is 3", "IT IS 3"))
-    pack_in_process(small / "recipe.yaml", replace_changed=True)
-    records = next((small / "out/sources/talk").glob(f"*{layout.RECORDS_SUFFIX}"))
-    records.write_bytes(records.read_bytes().replace(b"IT IS 3", b"it is 3"))
+def tamper(dataset: Path, source: str) -> None:
+    """Other bytes in the records of a source, which its index has not seen."""
+    for records in (dataset / layout.source_dir(source)).glob(f"*{layout.RECORDS_SUFFIX}"):
+        records.write_bytes(records.read_bytes().replace(b'"text":"', b'"text":" ', 1))
+
+
+def test_a_run_reports_what_it_could_count(small: Path) -> None:
+    tamper(small / "out", "talk")
     outcome = run_in_process(small / "recipe.yaml")
     assert outcome.exit_code == 1
     assert outcome.index is not None
+    assert outcome.report is not None
     assert "its bytes are not those its manifest names" in str(outcome.index.profiles["qwen"]["talk"].failure)
     assert outcome.index.profiles["qwen"]["docs"].num_rows == 12
-    assert "source 'talk': 1 parts are stale" in str(outcome.report_failure)
+    assert "profile 'qwen': not counted yet: talk; run `bayplan index`" in outcome.report.document["notes"]
+
+
+def test_a_run_without_a_report_still_tells_why(tmp_path: Path) -> None:
+    write_job(tmp_path)
+    recipe = write_small_recipe(
+        tmp_path, sources="  - {name: docs, schema: interleaved, files: docs.jsonl, image_root: images}\n"
+    )
+    pack_in_process(recipe)
+    tamper(tmp_path / "out", "docs")
+    outcome = run_in_process(recipe)
+    assert (outcome.exit_code, outcome.report) == (1, None)
+    assert outcome.index is not None
+    assert "its bytes are not those its manifest names" in str(outcome.index.profiles["qwen"]["docs"].failure)
+    assert "found no counted source of profile 'qwen'" in str(outcome.report_failure)
+    assert json.loads(run_json(outcome))["report_failure"] == outcome.report_failure
