@@ -90,10 +90,10 @@ def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the example corpus, packed as the README says."""
+    """A folder with the example corpus, packed and counted as the README says."""
     folder = tmp_path_factory.mktemp("demo")
     shutil.copytree(ROOT / "examples", folder / "examples")
-    done = run("bayplan pack examples/corpus/recipe.yaml", folder)
+    done = run("bayplan run examples/corpus/recipe.yaml", folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -186,9 +186,16 @@ def test_specification_lists_every_reason_code() -> None:
     ]
 
 
+def test_code_of_the_readme_that_looks_up_a_length_runs(demo: Path) -> None:
+    (demo / "lengths.py").write_text(blocks(README, "python")[0])
+    done = run("python lengths.py", demo)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"691 samples; \d+ usable; tokens of the first: \d+\n\d+ tokens, images at \[\(\d+, \d+\)", done.stdout)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-energon is not installed")
 def test_energon_code_of_the_readme_runs(demo: Path) -> None:
-    (demo / "trainer.py").write_text(blocks(README, "python")[0])
+    (demo / "trainer.py").write_text(blocks(README, "python")[1])
     done = run("python trainer.py", demo)
     assert done.returncode == 0, done.stderr
     shown = [line for line in done.stdout.splitlines() if re.fullmatch(r".+ \[[\d, ]*\]", line)]

@@ -17,7 +17,6 @@ import msgspec
 import processors
 import pytest
 
-from indexer import profile as profiles
 from indexer.image_layouts import DEFAULTS
 from indexer.image_rules import PRESETS
 from indexer.profile import (
@@ -279,7 +278,7 @@ def test_another_way_of_counting_is_refused_with_both_values(
     tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = stored(tmp_path / "dataset", settings(), tokenizer)
-    monkeypatch.setattr(profiles, "COUNTING_VERSION", 2)
+    monkeypatch.setattr("indexer.profile.opening.COUNTING_VERSION", 2)
     with pytest.raises(UsageError, match=r"profile 'small': counted by counting_version: found 2, the index has 1: index again"):
         open_stored(storage, "small")
 

@@ -178,7 +178,7 @@ def test_a_changed_profile_that_no_recipe_has_can_be_replaced(job: Path, indexed
     """A release that counts otherwise meets a profile that came by `--recipe` and is in no recipe at hand."""
     recipe = write_recipe(job, profiles={"extra": f"{{{QWEN}}}"})
     index_in_process(indexed, recipe=recipe)
-    monkeypatch.setattr("indexer.profile.COUNTING_VERSION", 2)
+    monkeypatch.setattr("indexer.profile.opening.COUNTING_VERSION", 2)
     with pytest.raises(
         UsageError, match=r"profile 'extra' changed since it was indexed: counting_version: found 2, the index has 1"
     ):
