@@ -26,7 +26,7 @@ CORPUS = Path(__file__).parents[1] / "examples" / "corpus"
 MAX_BYTES = 8_000_000
 BROKEN = {CORPUS / "wallpapers/images/mate/(none)", CORPUS / "photos/images/skimage/data/eagle.png"}
 """Referenced and not there, on purpose."""
-DOCUMENTS = {CORPUS / name for name in ("README.md", "recipe.yaml", "LICENSES.md")}
+DOCUMENTS = {CORPUS / name for name in ("README.md", "recipe.yaml", "LICENSES.md", "tokenizer.json", "make_tokenizer.py")}
 SOURCES = load_recipe(CORPUS / "recipe.yaml").sources
 
 ENERGON = """
@@ -144,3 +144,9 @@ def test_stock_energon_reads_every_record_once(packed: Path) -> None:
     records = [(path.parent.name, json.loads(line)["id"]) for path in files for line in path.read_bytes().split(b"\n")[:-1]]
     assert found == Counter(f"{source} {record_id}" for source, record_id in records)
     assert len(records) == 691
+
+
+def test_the_tokenizer_is_what_its_script_makes_of_the_corpus(packed: Path, tmp_path: Path) -> None:
+    script = shutil.copy(CORPUS / "make_tokenizer.py", tmp_path)
+    subprocess.run([sys.executable, script, packed], check=True, timeout=120)
+    assert (tmp_path / "tokenizer.json").read_bytes() == (CORPUS / "tokenizer.json").read_bytes()
