@@ -89,11 +89,16 @@ def test_a_bare_failure_has_exit_code_1_and_quarantine_above_the_limit_3(tmp_pat
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A `ray start --head` of our own, with its job server; yields the server's address."""
-    gcs, dashboard, client = _free_ports(3)
+    gcs, dashboard, client, agent = _free_ports(4)
     ray = Path(sys.executable).with_name("ray")
     temp = Path(f"/tmp/bp-{gcs}")  # short: Ray's sockets live below it
     command = [ray, "start", "--head", "--block", f"--port={gcs}", f"--dashboard-port={dashboard}", "--num-cpus=2"]
-    command += [f"--ray-client-server-port={client}", f"--temp-dir={temp}", "--dashboard-host=127.0.0.1"]
+    command += [
+        f"--dashboard-agent-listen-port={agent}",
+        f"--ray-client-server-port={client}",
+        f"--temp-dir={temp}",
+        "--dashboard-host=127.0.0.1",
+    ]
     head = subprocess.Popen(
         command, env=environment(PYTHONPATH=str(REPOSITORY)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -1,4 +1,4 @@
-"""A dataset whose index takes some seconds: an image rule of its own, in a module beside the recipe, takes its time."""
+"""A dataset whose index takes some seconds where it is told to: an image rule in a module beside the recipe takes its time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ import os, time
 from indexer.image_rules import image_counts
 
 def rule(sizes):
-    time.sleep(0.05)
+    time.sleep(float(os.environ.get("SLOW_RULE_SECONDS", "0")))
     if (sizes.widths == 13).any() and {kills}:
         os._exit(1)
     return image_counts(sizes, image_tokens=sizes.widths, patches=sizes.heights, grid=(1, 1), grid_unit="patches")
 """
+SLOWLY = {"SLOW_RULE_SECONDS": "0.1"}
+"""Environment of a job that must last long enough to be disturbed."""
 KILLER = 57
 """The row of source `first` that kills, where one does."""
 
@@ -56,8 +58,10 @@ def packed(folder: Path, *, kills: bool = False) -> Path:
     return folder / "out"
 
 
-def num_counted(dataset: Path) -> int:
-    return len(list(dataset.glob("index/*/parts/*/*.arrow")))
+def counted(dataset: Path) -> dict[Path, int]:
+    """The index files of parts that are published, with the time they were."""
+    files = (path for path in dataset.glob("index/*/parts/*/*.arrow") if not path.name.startswith(layout.TEMPORARY_PREFIX))
+    return {path: path.stat().st_mtime_ns for path in files}
 
 
 def index_digests(dataset: Path) -> dict[str, str]:
