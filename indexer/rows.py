@@ -68,11 +68,6 @@ SCHEMA = pa.schema(
 """The columns of every index file that holds rows, in order."""
 
 
-def id_hash(sample_id: str) -> int:
-    """What the index knows of a sample's id: the first 8 bytes of the blake3 of its UTF-8, as a little-endian integer."""
-    return int.from_bytes(blake3.blake3(sample_id.encode()).digest(8), "little")
-
-
 def id_hashes(sample_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
     """`id_hash` of many ids, in order; about a microsecond each."""
     joined = b"".join(blake3.blake3(sample_id.encode()).digest(8) for sample_id in sample_ids)

@@ -18,13 +18,13 @@ from indexer.encode import SampleCount, SampleEncoder, SampleRefused
 from indexer.facts import RecordFacts
 from indexer.image_rules import ImageCount
 from indexer.profile import open_stored
-from indexer.rows import Rows, Status, id_hash
+from indexer.rows import Rows, Status
 from indexer.stats import Stats, stats_of
 from indexer.table import PartState, consolidate, part_state, read_stats, write_part
 from indexer.tokenizers import bound_threads
 from packer.convert import Step
 from packer.format import layout
-from packer.format.digest import FileDigest
+from packer.format.digest import FileDigest, id_hash
 from packer.format.errors import FormatError
 from packer.format.manifest import PartManifest, decode_source
 from packer.format.offsets import decode_offsets

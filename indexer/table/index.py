@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from indexer.exclusion import ExclusionReport, Exclusions, apply_exclusions
-from indexer.rows import COUNTS, IMAGE_FIELDS, SCHEMA, Status, as_numpy, id_hash
+from indexer.rows import COUNTS, IMAGE_FIELDS, SCHEMA, Status, as_numpy
 from indexer.table.mapped import MappedSource
 from packer.format import layout
-from packer.format.digest import bytes_digest
+from packer.format.digest import bytes_digest, id_hash
 from packer.format.errors import UsageError
 
 

@@ -18,6 +18,11 @@ def bytes_digest(data: bytes) -> str:
     return blake3.blake3(data).hexdigest()
 
 
+def id_hash(sample_id: str) -> int:
+    """What an index knows of a sample's id: the first 8 bytes of the blake3 of its UTF-8, as a little-endian integer."""
+    return int.from_bytes(blake3.blake3(sample_id.encode()).digest(8), "little")
+
+
 class FileDigest:
     """Digest and size of a file, fed piece by piece."""
 

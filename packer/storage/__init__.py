@@ -6,13 +6,16 @@ from packer.storage.base import Proof, Staged, Storage, same_as
 from packer.storage.faults import TooLarge, may_pass, with_retries, writes_to
 from packer.storage.local import LocalStorage
 from packer.storage.objects import ObjectStorage
+from packer.storage.ranges import ByteRange, RangeStore
 from packer.storage.urls import FileStat, is_local, join_url, list_matching, local_path, open_url, read_url, stat_url
 
 __all__ = [
+    "ByteRange",
     "FileStat",
     "LocalStorage",
     "ObjectStorage",
     "Proof",
+    "RangeStore",
     "Staged",
     "Storage",
     "TooLarge",

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from index_rows import make_rows
 
-from indexer.rows import EXPLANATIONS, SCHEMA, Rows, Status, id_hash, id_hashes
+from indexer.rows import EXPLANATIONS, SCHEMA, Rows, Status, id_hashes
+from packer.format.digest import id_hash
 from packer.format.errors import FormatError, UsageError
 
 image_counts = st.lists(st.integers(0, 5), max_size=30)

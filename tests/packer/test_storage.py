@@ -1,5 +1,6 @@
 import errno
 import os
+import pickle
 import subprocess
 import time
 
@@ -11,8 +12,10 @@ from packer.format.errors import FormatError, InputError, OutputError, RowError,
 from packer.format.layout import TEMPORARY_PREFIX
 from packer.format.reasons import Reason
 from packer.storage import (
+    ByteRange,
     LocalStorage,
     ObjectStorage,
+    RangeStore,
     TooLarge,
     join_url,
     list_matching,
@@ -328,6 +331,19 @@ def test_objects_are_found_by_globs_and_read_in_ranges(s3):
         read_url(f"{s3}/in/a.jsonl", 4)
     with pytest.raises(FileNotFoundError):
         read_url(f"{s3}/in/none")
+
+
+def test_ranges_of_objects_are_read_alone_and_many_at_once(s3):
+    store = open_storage(f"{s3}/set")
+    store.publish_bytes("d/a", b"0123456789")
+    ranges = RangeStore(f"{s3}/set/")
+    assert ranges.read(ByteRange("d/a", 2, 5)) == b"234"
+    first, missing, cut = ranges.read_many([ByteRange("d/a", 0, 1), ByteRange("d/none", 0, 1), ByteRange("d/a", 8, 20)])
+    assert (first, cut) == (b"0", b"89")
+    assert isinstance(missing, FileNotFoundError)
+    assert (ranges.size("d/a"), ranges.size("d/none")) == (10, None)
+    store.publish_bytes("d/a", b"0123")
+    assert pickle.loads(pickle.dumps(ranges)).size("d/a") == ranges.size("d/a") == 4
 
 
 def test_a_bucket_that_is_not_there_is_an_output_error(s3, quick_retries):

@@ -18,9 +18,10 @@ from small_job import PROFILES, QWEN, SOURCES, records, write_job, write_recipe,
 
 from indexer.encode import SampleRefused
 from indexer.profile import open_stored
-from indexer.rows import Status, id_hash
+from indexer.rows import Status
 from indexer.table import open_index
 from packer.format import layout
+from packer.format.digest import id_hash
 from packer.format.errors import FormatError, UsageError
 from packer.storage import open_storage
 from pipelines.index import IndexJob

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from in_process import index_in_process, pack_in_process
 from small_job import SOURCES, records, write_job, write_recipe
 
-from indexer.rows import id_hash
 from indexer.splits import held_out
 from indexer.table import open_index
+from packer.format.digest import id_hash
 from packer.format.errors import UsageError
 
 energon = pytest.importorskip("megatron.energon", reason="megatron-energon is not installed")
