@@ -10,6 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -35,6 +37,35 @@ def test_import_contracts_hold() -> None:
 
 def test_importing_the_plugin_loads_neither_ray_nor_pipelines_nor_torch() -> None:
     assert roots_loaded_by("import plugin").isdisjoint({"ray", "pipelines", "torch"})
+
+
+def test_reading_loads_no_engine_and_no_arrow() -> None:
+    """A trainer's workers, spawned ones too, start with nothing but the reader."""
+    code = """
+import tempfile
+from plugin import BundleReader, FileMissing, ImageRead, PrefetchPool
+reader = BundleReader(tempfile.gettempdir())
+request = ImageRead(source="none", entry={"bundle": "none.zip", "offset": 0, "size": 1, "crc32": 0})
+try:
+    PrefetchPool(reader).submit("x", [request]).get()
+except FileMissing:
+    print("refused")
+"""
+    loaded = roots_loaded_by(code)
+    assert {"plugin", "packer", "fsspec"} <= loaded
+    assert loaded.isdisjoint({"torch", "megatron", "ray", "pyarrow", "numpy", "PIL", "pydantic", "indexer", "pipelines", "s3fs"})
+
+
+def test_what_the_plugin_exports_is_there() -> None:
+    import plugin
+
+    assert list(plugin.__all__) == sorted(plugin.__all__)
+    assert plugin.__all__ == list(plugin._MODULES)
+    for name in plugin.__all__:
+        assert getattr(plugin, name).__name__ == name
+    assert set(plugin.__all__) <= set(dir(plugin))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        plugin.nothing  # noqa: B018
 
 
 def test_help_is_quick() -> None:
