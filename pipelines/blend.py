@@ -68,7 +68,7 @@ def dataset_yaml(recipe: Recipe, profile: str, stats: Mapping[str, Stats]) -> tu
 def _entry(source: str, profile: str, weight: float) -> dict[str, Any]:
     return {
         "path": f"../../{layout.source_dir(source)}",
-        "dataset_config": f"{profile}.yaml",
+        "dataset_config": layout.nv_meta_profile(profile),
         "weight": weight,
         "subflavors": {"source": source},
     }

@@ -181,7 +181,7 @@ def _print_report(report: JobReport, as_json: bool) -> None:
 @click.argument("dataset_url", metavar="DATASET")
 @_cluster_options
 @click.option("--profile", "profiles", multiple=True, help="Only this profile; default: all.")
-@click.option("--recipe", "recipe_path", help="Take the profiles of this recipe; default: of the one kept in the dataset.")
+@click.option("--recipe", "recipe_path", help="Take `profiles` (only) from this recipe; default: the one in the dataset.")
 @click.option("--replace-changed", is_flag=True, help="Drop the index of a profile that changed and count anew.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def index(

@@ -14,7 +14,7 @@ from indexer.profile import OpenProfile, profile_names
 from indexer.stats import Stats
 from indexer.table import PartState, is_consolidated, part_states
 from packer.format import layout
-from packer.format.errors import BayplanError, UsageError
+from packer.format.errors import BayplanError, FormatError, UsageError
 from packer.format.manifest import PartManifest
 from packer.storage import Storage, open_storage
 from pipelines import dataset
@@ -22,12 +22,14 @@ from pipelines.blend import dataset_yaml
 from pipelines.index_profiles import open_profiles, wanted_profiles
 from pipelines.index_tasks import ConsolidateTask, IndexTask, source_stats
 from pipelines.nv_meta import write_nv_meta
-from pipelines.ray_executor import Listener, Outcome, RayExecutor
+from pipelines.ray_executor import STOPPED, Interrupted, Listener, Outcome, RayExecutor
 from pipelines.recipe import Recipe
 from pipelines.tasks import Task
 
 _TASK_BYTES = 64 << 20
-_ROW_TIMEOUT_SECONDS = 600.0
+_ROW_TIMEOUT_SECONDS = 300.0
+"""For sources that the recipe does not name any more."""
+_CONSOLIDATE_TIMEOUT_SECONDS = 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +83,9 @@ class IndexJob:
                 f"{url}: found no {layout.RECIPE_FILE}: its first run has not got that far; run `bayplan pack` again"
             )
         self._sources = list(identity.fingerprints)
+        self._kept = kept
         self._recipe = kept if recipe is None else kept.model_copy(update={"profiles": recipe.profiles})
+        self._differing = [] if recipe is None else _other_mixture(kept, recipe)
         names = wanted_profiles(profiles, self._recipe, self.storage)
         self._profiles = open_profiles(self.storage, self._recipe, names, replace_changed=replace_changed)
         self._listener = Listener()
@@ -98,11 +102,15 @@ class IndexJob:
         self._listener, self._should_stop = listener or Listener(), should_stop
         for ready in self._profiles:
             ready.store(self.storage)
+        self._keep_profiles()
         opened = [ready.opened for ready in self._profiles]
         self._report.notes += [ready.note for ready in self._profiles if ready.note]
-        manifests = self._manifests()
+        manifests, damaged = self._manifests()
         for profile in opened:
-            self._report.profiles[profile.profile.name] = {source: SourceIndex() for source in self._sources}
+            name = profile.profile.name
+            self._report.profiles[name] = {source: SourceIndex() for source in [*self._sources, *damaged]}
+            for source, why in damaged.items():
+                self._fail(name, source, why)
         self._count(opened, manifests)
         self._consolidate(opened, manifests)
         for profile in opened:
@@ -110,19 +118,36 @@ class IndexJob:
         self._write_nv_meta(manifests)
         return self._report
 
-    def _manifests(self) -> dict[str, list[PartManifest]]:
-        """Parts of every source whose packing has ended once."""
-        found = {}
+    def _keep_profiles(self) -> None:
+        """Let the dataset's own recipe name what it was counted by, so that the next run needs no other."""
+        profiles = {**self._kept.profiles, **self._recipe.profiles}
+        if profiles != self._kept.profiles:
+            dataset.write_recipe(
+                self.storage, self._kept.model_copy(update={"profiles": profiles}), dataset.read_pins(self._kept)
+            )
+        if self._differing:
+            self._report.notes.append(
+                f"only `profiles` are taken from the recipe; it has other weights, shares or `val` for "
+                f"{', '.join(self._differing)}: run `bayplan pack` with it to use them"
+            )
+
+    def _manifests(self) -> tuple[dict[str, list[PartManifest]], dict[str, str]]:
+        """Parts of every source whose packing has ended once; and why others cannot be read."""
+        found: dict[str, list[PartManifest]] = {}
+        damaged: dict[str, str] = {}
         for source in self._sources:
             try:
                 found[source] = dataset.read_source(self.storage, source)
-            except BayplanError as error:
+            except FormatError as error:
+                damaged[source] = f"{error}: run `bayplan pack` again, it makes the file anew"
+            except UsageError as error:
                 self._report.notes.append(f"not counted: {error}")
-        self._sources = [source for source in self._sources if source in found]
-        return found
+        self._sources = list(found)
+        return found, damaged
 
     def _fail(self, profile: str, source: str, reason: str) -> None:
-        self._report.profiles[profile][source].failure = reason
+        state = self._report.profiles[profile][source]
+        state.failure, state.stats = reason, None
         self._listener.say(_unit(profile, source), f"failed: {reason}")
 
     def _count(self, opened: Sequence[OpenProfile], manifests: dict[str, list[PartManifest]]) -> None:
@@ -130,6 +155,7 @@ class IndexJob:
         for profile in opened:
             name = profile.profile.name
             for source in self._sources:
+                self._stop_if_asked()
                 if is_consolidated(self.storage, name, source, manifests[source], profile.fingerprint):
                     continue
                 left = self._left(profile, source, manifests[source])
@@ -192,26 +218,53 @@ class IndexJob:
     def _on_ray(self, tasks: Sequence[tuple[str, Task]], listener: Listener) -> Outcome:
         if not tasks:
             return Outcome()
-        timeouts = {unit: _ROW_TIMEOUT_SECONDS for unit, _ in tasks}
+        timeouts = {unit: self._timeout_seconds(task) for unit, task in tasks}
         executor = RayExecutor(self.storage.url, self._recipe.resources, timeouts, listener, self._should_stop)
         return executor.run(tasks)
+
+    def _timeout_seconds(self, task: Task) -> float:
+        if isinstance(task, ConsolidateTask):
+            return _CONSOLIDATE_TIMEOUT_SECONDS
+        rows = {source.name: source.row_timeout_seconds for source in self._recipe.sources}
+        return rows.get(str(task.source), _ROW_TIMEOUT_SECONDS)
 
     def _conclude(self, profile: OpenProfile, manifests: dict[str, list[PartManifest]]) -> None:
         """Prove that every record has a row, and write the blend."""
         name = profile.profile.name
         states = self._report.profiles[name]
         for source, state in states.items():
-            if state.failure is not None:
-                continue
-            state.stats = source_stats(self.storage, name, source)
-            state.num_rows = state.stats.num_samples
-            num_records = sum(part.num_written for part in manifests[source])
-            if state.num_rows != num_records:
-                self._fail(name, source, f"found {state.num_rows} rows, expected one for each of {num_records} records")
+            self._stop_if_asked()
+            if state.failure is None:
+                self._prove(name, source, state, manifests[source])
+        failed = [source for source, state in states.items() if state.failure is not None]
+        blend = layout.profile_dataset_file(name)
+        if failed and self.storage.stat(blend) is not None:
+            self._report.notes.append(f"profile {name!r}: {blend} is left as it was, since {', '.join(failed)} failed")
+            return
         known = {source: state.stats for source, state in states.items() if state.stats is not None}
         document, notes = dataset_yaml(self._recipe, name, known)
-        self.storage.publish_bytes(layout.profile_dataset_file(name), document)
+        self.storage.publish_bytes(blend, document)
         self._report.notes += [f"profile {name!r}: {note}" for note in notes]
+
+    def _prove(self, name: str, source: str, state: SourceIndex, manifests: Sequence[PartManifest]) -> None:
+        try:
+            stats = source_stats(self.storage, name, source)
+        except BayplanError as error:
+            self._fail(name, source, str(error))
+            return
+        state.stats, state.num_rows = stats, stats.num_samples
+        num_records = sum(part.num_written for part in manifests)
+        if stats.num_samples != num_records:
+            self._fail(name, source, f"found {stats.num_samples} rows, expected one for each of {num_records} records")
+        elif num_records and not stats.num_usable:
+            reasons = ", ".join(f"{status} {count}" for status, count in stats.status.items())
+            where = layout.index_quarantine_dir(name, source)
+            self._fail(name, source, f"none of its {num_records} samples can be counted ({reasons}): see {where}/ in the dataset")
+
+    def _stop_if_asked(self) -> None:
+        if self._should_stop():
+            raise Interrupted(STOPPED)
+        self._listener.tick()
 
     def _write_nv_meta(self, manifests: dict[str, list[PartManifest]]) -> None:
         """Make each counted source loadable by Energon, under every profile it is counted by."""
@@ -220,7 +273,19 @@ class IndexJob:
         for source in self._sources:
             counted = [name for name in names if self.storage.stat(layout.index_table_file(name, source)) is not None]
             if counted:
-                write_nv_meta(self.storage, source, manifests[source], counted, held_out.get(source, 0.0))
+                ordered = [name for name in self._recipe.profiles if name in counted]
+                ordered += [name for name in counted if name not in ordered]
+                write_nv_meta(self.storage, source, manifests[source], ordered, held_out.get(source, 0.0))
+
+
+def _other_mixture(kept: Recipe, given: Recipe) -> list[str]:
+    """Sources whose weight, share or held-out part the two recipes do not agree on."""
+
+    def mixture(recipe: Recipe) -> dict[str, tuple[float | None, ...]]:
+        return {source.name: (source.weight, source.token_share, source.val) for source in recipe.sources}
+
+    old, new = mixture(kept), mixture(given)
+    return [name for name in new if name in old and new[name] != old[name]]
 
 
 _SEPARATOR = " / "

@@ -17,17 +17,24 @@ _HEAD = "# Made by `bayplan index`. Energon loads the class below; bayplan must 
 
 
 def write_nv_meta(storage: Storage, source: str, parts: Sequence[PartManifest], profiles: Sequence[str], held_out: float) -> None:
-    """Publish the files. `profiles` are those the source is counted by; `held_out` is the share kept for validation."""
+    """Publish the files.
+
+    Args:
+        profiles: those the source is counted by, the one Energon takes by default first. held_out: share kept for `val`.
+    """
     shards = {f"{part.part_id}{layout.RECORDS_SUFFIX}": part.num_written for part in parts if part.num_written}
     info = {"energon_version": _ENERGON_VERSION, "shard_counts": shards}
     split = {"split_parts": {"train": list(shards), "val": list(shards)}, "exclude": []}
     storage.publish_bytes(layout.nv_meta_file(source, ".info.json"), orjson.dumps(info, option=orjson.OPT_INDENT_2))
-    storage.publish_bytes(layout.nv_meta_file(source, "split.yaml"), yaml.safe_dump(split, sort_keys=False).encode())
-    for number, profile in enumerate(sorted(profiles)):
-        data = _loader(profile, held_out)
-        storage.publish_bytes(layout.nv_meta_file(source, f"{profile}.yaml"), data)
-        if not number:  # what Energon takes when no `dataset_config` is named
-            storage.publish_bytes(layout.nv_meta_file(source, "dataset.yaml"), data)
+    storage.publish_bytes(layout.nv_meta_file(source, "split.yaml"), orjson.dumps(split))  # JSON is YAML, and quick to write
+    # `dataset.yaml` is what Energon takes when no `dataset_config` is named.
+    files = {"dataset.yaml": profiles[0], **{layout.nv_meta_profile(profile): profile for profile in profiles}}
+    for name, profile in files.items():
+        storage.publish_bytes(layout.nv_meta_file(source, name), _loader(profile, held_out))
+    for file in storage.list_dir(layout.nv_meta_file(source, "").rstrip("/")):
+        name = file.name.rpartition("/")[2]
+        if name.startswith(layout.nv_meta_profile("").partition(".")[0]) and name not in files:
+            storage.remove(file.name)
 
 
 def _loader(profile: str, val: float) -> bytes:

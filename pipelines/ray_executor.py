@@ -110,6 +110,9 @@ class Listener:
         """Called a few times a second."""
 
 
+STOPPED = "stopped; what is committed stays: run the same command again to go on"
+
+
 class Interrupted(BayplanError):
     """The user stopped the job."""
 
@@ -225,7 +228,7 @@ class RayExecutor:
         try:
             while self._running or any(self._waiting.values()):
                 if self._should_stop():
-                    raise Interrupted("stopped; what is committed stays: run the same command again to go on")
+                    raise Interrupted(STOPPED)
                 self._submit()
                 self._consume()
                 self._listener.tick()

@@ -13,7 +13,7 @@ from pipelines.index import IndexJob, IndexReport
 from pipelines.index_profiles import open_profiles, wanted_profiles
 from pipelines.index_text import index_json
 from pipelines.pack import JobReport, PackJob, RunTasks
-from pipelines.ray_executor import Listener
+from pipelines.ray_executor import STOPPED, Interrupted, Listener
 from pipelines.recipe import Recipe
 from pipelines.report_text import report_json
 from pipelines.reporting import WrittenReport, write_report
@@ -70,6 +70,8 @@ def run_recipe(
         return outcome
     job = IndexJob(recipe.output, recipe=recipe, replace_changed=replace_changed, run_tasks=run_index_tasks)
     outcome.index = job.run(listener, should_stop)
+    if should_stop():
+        raise Interrupted(STOPPED)
     try:
         outcome.report = write_report(recipe.output)
     except (UsageError, FormatError) as error:

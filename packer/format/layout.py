@@ -83,6 +83,11 @@ def nv_meta_file(source: str, name: str) -> str:
     return f"{SOURCES_DIR}/{source}/.nv-meta/{name}"
 
 
+def nv_meta_profile(profile: str) -> str:
+    """Name of the file there that loads the source under a profile; no profile's name makes it another file of Energon's."""
+    return f"profile-{profile}.yaml"
+
+
 def part_of(file_name: str) -> str | None:
     """The part a file of a source folder belongs to, or None for generated and foreign files."""
     for suffix in (MANIFEST_SUFFIX, QUARANTINE_SUFFIX, OFFSETS_SUFFIX, RECORDS_SUFFIX, BUNDLE_SUFFIX):

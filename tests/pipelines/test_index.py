@@ -134,7 +134,8 @@ def test_profiles_lie_side_by_side(job: Path, indexed: Path) -> None:
     recipe = write_recipe(job, profiles={"qwen": PROFILES["qwen"], "bare": second})
     report = index_in_process(indexed, recipe=recipe, profiles=["bare"])
     assert list(report.profiles) == ["bare"]
-    assert all(name.startswith("index/bare/") or "/.nv-meta/" in name for name in touched(before, indexed))
+    changed = touched(before, indexed) - {"recipe.yaml"}
+    assert all(name.startswith("index/bare/") or "/.nv-meta/" in name for name in changed)
     tables = [open_index(str(indexed), profile) for profile in ("qwen", "bare")]
     assert tables[0].num_rows == tables[1].num_rows
     assert tables[0].profile_fingerprint != tables[1].profile_fingerprint
@@ -212,7 +213,7 @@ def test_a_tokenizer_that_moved_is_no_change(job: Path, indexed: Path) -> None:
     moved = write_recipe(job, profiles={"qwen": PROFILES["qwen"].replace("tokenizer.json", "moved.json")})
     before = times(indexed)
     assert index_in_process(indexed, recipe=moved).exit_code == 0
-    assert touched(before, indexed) == {"index/qwen/profile.json"}
+    assert touched(before, indexed) == {"index/qwen/profile.json", "recipe.yaml"}
     (job / "moved.json").unlink()
     assert "moved.json is gone; its copy in the dataset is used" in index_in_process(indexed, recipe=moved).notes[0]
 
@@ -341,7 +342,7 @@ def test_other_sequence_lengths_need_no_counting(job: Path, indexed: Path) -> No
     before = times(indexed)
     recipe = write_recipe(job, profiles={"qwen": f"{{{QWEN}, sequence_lengths: [7]}}"})
     index_in_process(indexed, recipe=recipe)
-    assert touched(before, indexed) == {"index/qwen/profile.json"}
+    assert touched(before, indexed) == {"index/qwen/profile.json", "recipe.yaml"}
     document = report_document(open_storage(str(indexed)), (), num_cards=0, seed=0)
     assert [entry["sequence_length"] for entry in document["profiles"]["qwen"]["all"]["over_long"]] == [7]
 
@@ -353,7 +354,8 @@ def blend(dataset: Path, split: str) -> dict[str, float]:
     entries = document["splits"][split]["blend"]
     for entry in entries:
         assert (dataset / "index/qwen" / entry["path"]).resolve() == dataset / "sources" / entry["subflavors"]["source"]
-        assert entry["dataset_config"] == "qwen.yaml"
+        loader = dataset / "sources" / entry["subflavors"]["source"] / ".nv-meta" / entry["dataset_config"]
+        assert yaml.safe_load(loader.read_text())["profile"] == "qwen"
     return {entry["subflavors"]["source"]: entry["weight"] for entry in entries}
 
 
@@ -477,3 +479,44 @@ def test_a_task_that_runs_again_leaves_its_committed_parts_alone(job: Path, inde
     before = times(indexed)
     assert run_here(str(indexed))([unit for unit in given if unit[0] == "qwen / docs"], Listener()).failures == {}
     assert touched(before, indexed) == {str(last.relative_to(indexed))}
+
+
+def test_a_recipe_given_once_is_what_the_dataset_keeps(job: Path, indexed: Path) -> None:
+    changed = write_recipe(job, profiles={"qwen": PROFILES["qwen"].replace("qwen2_5_vl", "qwen3_vl")})
+    index_in_process(indexed, recipe=changed, replace_changed=True)
+    before = times(indexed)
+    assert index_in_process(indexed).exit_code == 0
+    assert touched(before, indexed) == set()
+
+
+def test_other_weights_of_a_given_recipe_are_not_taken_and_said(job: Path, indexed: Path) -> None:
+    heavier = write_recipe(job, sources=SOURCES.replace("{name: docs,", "{weight: 7, name: docs,"))
+    report = index_in_process(indexed, recipe=heavier)
+    assert any("other weights, shares or `val` for docs: run `bayplan pack`" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("name", ["split", "dataset"])
+def test_a_profile_may_have_the_name_of_a_file_of_energon(job: Path, indexed: Path, name: str) -> None:
+    index_in_process(indexed, recipe=write_recipe(job, profiles={"qwen": PROFILES["qwen"], name: PROFILES["qwen"]}))
+    folder = indexed / "sources" / "text" / ".nv-meta"
+    assert "split_parts" in yaml.safe_load((folder / "split.yaml").read_text())
+    assert yaml.safe_load((folder / "dataset.yaml").read_text())["profile"] == "qwen"
+
+
+def test_a_damaged_source_file_fails_its_source_and_leaves_the_blend(job: Path, indexed: Path) -> None:
+    blend_before = blend(indexed, "train")
+    path = indexed / layout.source_file("docs")
+    path.write_bytes(path.read_bytes()[:-20])
+    report = index_in_process(indexed)
+    assert report.exit_code == 1
+    assert "the file is cut or damaged" in str(report.profiles["qwen"]["docs"].failure)
+    assert blend(indexed, "train") == blend_before
+    assert any("is left as it was, since docs failed" in note for note in report.notes)
+
+
+def test_a_source_nobody_can_count_fails(job: Path) -> None:
+    pack_in_process(write_recipe(job, profiles={"bare": "{tokenizer: tokenizer.json, template: document, image_rule: null}"}))
+    report = index_in_process(job / "out")
+    failure = str(report.profiles["bare"]["pics"].failure)
+    assert failure.startswith("none of its 9 samples can be counted (image_refused 9): see index/bare/quarantine/pics/")
+    assert report.profiles["bare"]["text"].failure is None
