@@ -195,7 +195,11 @@ def test_code_of_the_readme_that_looks_up_a_length_runs(demo: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-energon is not installed")
 def test_energon_code_of_the_readme_runs(demo: Path) -> None:
-    (demo / "trainer.py").write_text(blocks(README, "python")[1])
+    (demo / "rows.py").write_text(blocks(README, "python")[1])
+    rows = run("python rows.py", demo)
+    assert rows.returncode == 0, rows.stderr
+    assert len(re.findall(r"^[\w-]+ line \d+: \d+ tokens$", rows.stdout, re.MULTILINE)) == 6
+    (demo / "trainer.py").write_text(blocks(README, "python")[2])
     done = run("python trainer.py", demo)
     assert done.returncode == 0, done.stderr
     shown = [line for line in done.stdout.splitlines() if re.fullmatch(r".+ \[[\d, ]*\]", line)]
