@@ -1,7 +1,7 @@
 """Bounded summaries of millions of numbers: a distribution, and a grid of widths and heights. No files, no floats kept.
 
-Counts, sums, smallest and largest are exact. Values are counted in buckets that keep their 8 leading binary digits: exact
-below 256, within 1/256 above, at most 6,016 buckets whatever is put in (a part's token counts take some hundred). Buckets are
+Counts, sums, smallest and largest are exact. Values are counted in buckets that keep their 9 leading binary digits: exact
+below 512, within 1/256 above, at most 11,776 buckets whatever is put in (a part's token counts take some hundred). Buckets are
 fixed, not fitted, so summaries merge without loss.
 """
 
@@ -22,7 +22,7 @@ RELATIVE_ERROR = 1 / 256
 MAX_VALUE = 2**53 - 1
 """Largest value taken: doubles, and readers of JSON in browsers, hold it exactly."""
 
-_BITS = 8
+_BITS = 9
 _GRID_BITS = 3
 _MAX_BINS = 60
 _ROW = 256
@@ -120,8 +120,8 @@ class Distribution(Mergeable, frozen=True, kw_only=True):
         if rank in (1, self.count):
             return self.min if rank == 1 else self.max
         at = int(np.searchsorted(np.cumsum(self.counts), rank))
-        low, high = bounds_of(np.array(self.buckets[at]), _BITS)
-        return min(max(int(low + high) // 2, self.min), self.max)
+        low, _ = bounds_of(np.array(self.buckets[at]), _BITS)
+        return max(int(low), self.min)  # the low end: exact for multiples of the bucket's width, such as tokens of whole tiles
 
     def histogram(self) -> list[tuple[int, int, int]]:
         """At most 60 adjoining bins (low, high, count), half-open, from smallest to largest; empty ones between included.

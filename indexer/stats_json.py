@@ -34,7 +34,7 @@ _OF_STATS = (
     "num_image_only",
     "num_mixed",
 )
-_OF_IMAGES = ("formats", "modes", "orientations", "num_animated", "num_upright", "image_bytes")
+_OF_IMAGES = ("formats", "modes", "orientations", "num_animated", "num_upright", "image_bytes", "image_bytes_stored")
 _OF_PACK = (
     "num_images_stored",
     "num_duplicates_saved",
@@ -42,6 +42,7 @@ _OF_PACK = (
     "num_written",
     "num_quarantined",
     "quarantined_by_reason",
+    "images_dropped_by_reason",
     "check",
 )
 

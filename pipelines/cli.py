@@ -63,7 +63,7 @@ def recipe() -> None:
 @recipe.command("check")
 @click.argument("recipe_path", metavar="RECIPE")
 def recipe_check(recipe_path: str) -> None:
-    """Find every mistake in RECIPE, and list the input files of its sources.
+    """Find every mistake in RECIPE, list the input files of its sources, and open its profiles.
 
     Example: bayplan recipe check examples/corpus/recipe.yaml
     """
@@ -83,9 +83,20 @@ def recipe_check(recipe_path: str) -> None:
         size = sum(item.stat.size for item in inputs)
         click.echo(f"{source.name}: {len(inputs)} files, {size / 1e6:,.1f} MB, schema {source.schema_name}")
         num_files += len(inputs)
+    for name, profile in loaded.profiles.items():
+        from indexer.profile import open_profile
+
+        try:
+            open_profile(profile.settings(name), profile.tokenizer_file)
+        except (BayplanError, OSError) as error:
+            failed = True
+            click.secho(f"error: {error}", fg="red", err=True)
+            continue
+        click.echo(f"profile {name}: {profile.tokenizer_file}")
     if failed:
         sys.exit(EXIT_FAILURE)
-    click.echo(f"{len(loaded.sources)} sources, {num_files} files: no mistakes found")
+    numbers = f"{len(loaded.sources)} sources, {num_files} files, {len(loaded.profiles)} profiles"
+    click.echo(f"{numbers}: no mistakes found")
 
 
 @recipe.command("schema")

@@ -85,8 +85,11 @@ class IndexJob:
         self._sources = list(identity.fingerprints)
         self._kept = kept
         self._recipe = kept if recipe is None else kept.model_copy(update={"profiles": recipe.profiles})
+        self._left_alone: list[str] = []
         self._differing = [] if recipe is None else _other_mixture(kept, recipe)
-        names = wanted_profiles(profiles, self._recipe, self.storage)
+        names = wanted_profiles(profiles, self._recipe, self.storage, is_given=recipe is not None)
+        if recipe is not None and not profiles:
+            self._left_alone = [name for name in profile_names(self.storage) if name not in names]
         self._profiles = open_profiles(self.storage, self._recipe, names, replace_changed=replace_changed)
         self._listener = Listener()
         self._should_stop: Callable[[], bool] = lambda: False
@@ -103,6 +106,9 @@ class IndexJob:
         for ready in self._profiles:
             ready.store(self.storage)
         self._keep_profiles()
+        if self._left_alone:
+            listed = ", ".join(self._left_alone)
+            self._report.notes.append(f"in the dataset but not in the recipe, left as they are: profiles {listed}")
         opened = [ready.opened for ready in self._profiles]
         self._report.notes += [ready.note for ready in self._profiles if ready.note]
         manifests, damaged = self._manifests()

@@ -41,8 +41,8 @@ class ReadyProfile:
             write_profile(storage, self.opened, self.tokenizer_origin, self.tokenizer)
 
 
-def wanted_profiles(names: Sequence[str], recipe: Recipe, storage: Storage) -> list[str]:
-    """Those asked for, or all of the recipe and all the dataset has been indexed by.
+def wanted_profiles(names: Sequence[str], recipe: Recipe, storage: Storage, *, is_given: bool) -> list[str]:
+    """Those asked for; else all of a recipe that was given, or all that the dataset keeps and has been indexed by.
 
     Raises:
         UsageError: naming those that are not known; or there is none at all.
@@ -57,7 +57,7 @@ def wanted_profiles(names: Sequence[str], recipe: Recipe, storage: Storage) -> l
         raise UsageError(
             "\n".join(f"found no profile {name!r} in the recipe or the index{nearest(name, known)}" for name in unknown)
         )
-    return list(dict.fromkeys(names)) or known
+    return list(dict.fromkeys(names)) or (list(recipe.profiles) if is_given and recipe.profiles else known)
 
 
 def open_profiles(storage: Storage, recipe: Recipe, names: Sequence[str], *, replace_changed: bool) -> list[ReadyProfile]:

@@ -292,6 +292,11 @@ class PackJob:
                 self._fail(name, f"all {report.totals.num_read} rows are quarantined ({reasons}): {_see(self.storage.url, name)}")
         view, num_parts = dataset.stock_view(self._recipe, parts)
         self.storage.publish_bytes(layout.STOCK_FILE, view)
+        if any(source.token_share is not None for source in self._recipe.sources):
+            self._report.notes.append(
+                f"{layout.STOCK_FILE} takes `token_share` for weights by samples, since nothing is counted yet; the weights that give "
+                f"these shares of tokens will be in {layout.INDEX_DIR}/<profile>/{layout.PROFILE_DATASET_FILE}: run `bayplan index`"
+            )
         if num_parts > dataset.MAX_STOCK_PARTS:
             self._report.notes.append(
                 f"{layout.STOCK_FILE} names {num_parts} files; stock Energon opens them all: raise `ulimit -n` above that"

@@ -42,7 +42,7 @@ def report_document(storage: Storage, profiles: Sequence[str], *, num_cards: int
     recipe = dataset.read_recipe(storage)
     if recipe is None:
         raise UsageError(f"{storage.url}: found no {layout.RECIPE_FILE}: its first run has not ended; run `bayplan pack` again")
-    names = _wanted(storage, profiles)
+    names = _wanted(storage, recipe, profiles)
     notes: list[str] = []
     manifests = _manifests(storage, list(identity.fingerprints), notes)
     tables = {name: open_index(storage.url, name, sources=_counted(storage, name, manifests, notes)) for name in names}
@@ -65,8 +65,11 @@ def report_document(storage: Storage, profiles: Sequence[str], *, num_cards: int
     }
 
 
-def _wanted(storage: Storage, profiles: Sequence[str]) -> list[str]:
-    known = profile_names(storage)
+def _wanted(storage: Storage, recipe: Recipe, profiles: Sequence[str]) -> list[str]:
+    """Those asked for, or all, in the order of the recipe."""
+    found = profile_names(storage)
+    known = [name for name in recipe.profiles if name in found]
+    known += [name for name in found if name not in known]
     if not known:
         raise UsageError(f"{storage.url}: found no index, expected at least one profile: run `bayplan index` first")
     if unknown := [name for name in dict.fromkeys(profiles) if name not in known]:

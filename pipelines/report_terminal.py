@@ -92,7 +92,7 @@ def _shares(numbers: Mapping[str, Any]) -> str:
 def _closing_lines(document: Mapping[str, Any], counted: Mapping[str, Any]) -> Iterator[Text]:
     everything = counted["all"]
     num_tokens = everything["num_tokens"]
-    loss = f", {100 * everything['num_loss_tokens'] / num_tokens:.1f}% with loss" if num_tokens else ""
+    loss = f", {100 * everything['num_loss_tokens'] / num_tokens:.1f}% of tokens in the loss" if num_tokens else ""
     yield Text(f"{everything['num_samples']:,} samples, {everything['num_images']:,} images, {num_tokens:,} tokens{loss}")
     for over in everything["over_long"]:
         yield Text(f"longer than {over['sequence_length']:,}: {over['num_samples']:,} samples with {over['num_tokens']:,} tokens")

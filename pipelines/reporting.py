@@ -28,15 +28,18 @@ def write_report(
 ) -> WrittenReport:
     """Write the report of a dataset that has been indexed, into `folder` or into the dataset.
 
+    That of some profiles has their names in its own, so it never takes the place of the whole one.
+
     Raises:
         UsageError: no dataset, no such profile, nothing counted yet. FormatError: an index that does not fit the dataset.
     """
     storage = open_storage(url)
     document = report_document(storage, profiles, num_cards=num_cards, seed=seed)
     target, prefix = (open_storage(folder), "") if folder is not None else (storage, f"{layout.REPORT_DIR}/")
-    page = f"{prefix}report.html"
+    stem = "-".join([f"{prefix}report", *document["profiles"]]) if profiles else f"{prefix}report"
+    page = f"{stem}.html"
     plain = _without_pictures(document)
-    target.publish_bytes(f"{prefix}report.json", json.dumps(plain, indent=1, ensure_ascii=False).encode())
+    target.publish_bytes(f"{stem}.json", json.dumps(plain, indent=1, ensure_ascii=False).encode())
     target.publish_bytes(page, render_page(document).encode())
     return WrittenReport(document=plain, place=join_url(target.url, page))
 

@@ -45,7 +45,7 @@ def check_run(recipe: Recipe, *, replace_changed: bool) -> None:
     if not recipe.profiles:
         raise UsageError("profiles: found none, expected at least one: add `profiles` to the recipe (docs/recipe.md)")
     storage = open_storage(recipe.output)
-    open_profiles(storage, recipe, wanted_profiles((), recipe, storage), replace_changed=replace_changed)
+    open_profiles(storage, recipe, wanted_profiles((), recipe, storage, is_given=True), replace_changed=replace_changed)
 
 
 def run_recipe(

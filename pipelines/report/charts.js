@@ -44,13 +44,19 @@ function logEdges(low, high, numCells) {
 }
 
 // Buckets [low, high, count] put into the cells between `edges`. One that lies across several is shared out by its logarithmic
-// width, or cells that hold one bucket more than their neighbours would stand out like a comb.
+// width, or cells that hold one bucket more than their neighbours would stand out like a comb. One without neighbours is a value
+// of its own, such as the tokens of a tile: it stays whole, in the cell where it begins.
 function regroup(buckets, edges) {
   const counts = new Array(edges.length - 1).fill(0);
+  const filled = buckets.filter(([, , count]) => count);
   let first = 0;
-  for (const [low, high, count] of buckets) {
+  for (const [place, [low, high, count]] of filled.entries()) {
     if (low < edges[0]) continue;
     while (first < counts.length - 1 && low >= edges[first + 1]) first += 1;
+    if (filled[place - 1]?.[1] !== low && filled[place + 1]?.[0] !== high) {
+      counts[first] += count;
+      continue;
+    }
     const width = Math.log(high / Math.max(low, 0.5));
     for (let cell = first; cell < counts.length && edges[cell] < high; cell += 1) {
       const [from, to] = [Math.max(low, edges[cell]), cell === counts.length - 1 ? high : Math.min(high, edges[cell + 1])];

@@ -57,12 +57,13 @@ function factsOf(profile, name, s, facts) {
     ["Rows", `${exact(s.num_read)} read, ${exact(s.num_written)} written, ${exact(s.num_quarantined)} quarantined`],
     ["Quarantined", counts(s.quarantined_by_reason)],
     ["Not usable", counts(Object.fromEntries(Object.entries(s.status).filter(([key, count]) => key !== "usable" && count)))],
-    ["Images", s.num_images ? `${exact(s.num_images)}, stored as ${exact(s.num_images_stored)} files of ${bytes(s.image_bytes)}; ${exact(s.num_duplicates_saved)} duplicates saved` : "none"],
+    ["Images", s.num_images ? `${exact(s.num_images)}, stored as ${exact(s.num_images_stored)} files of ${bytes(s.image_bytes_stored)}; ${exact(s.num_duplicates_saved)} duplicates saved` : "none"],
+    ["Images left out", counts(s.images_dropped_by_reason)],
     ["Formats", counts(s.formats)], ["Modes", counts(s.modes)],
     ["Turned by EXIF", s.num_images && s.num_images - s.num_upright ? `${exact(s.num_images - s.num_upright)} images` : ""],
     ["Animated", s.num_animated ? `${exact(s.num_animated)} images` : ""],
-    ["Check of images", counts(s.check) || visible(facts.check || "")],
-    ["Mixture", [weight, s.mixture?.expected_token_share != null ? `${percent(s.mixture.expected_token_share)} of tokens, ${percent(s.mixture.share_of_tokens)} of the data` : ""].filter(Boolean).join(", ")],
+    ["Check of images (parts)", counts(s.check) || visible(facts.check || "")],
+    ["Mixture", [weight, s.mixture?.expected_token_share != null ? `${percent(s.mixture.weight)} of draws, ${percent(s.mixture.expected_token_share)} of tokens, ${percent(s.mixture.share_of_tokens)} of the data` : ""].filter(Boolean).join(", ")],
   ].filter(([, value]) => value);
   return el("div.source-facts", null, el("dl", null, rows.map(([key, value]) => el("div", null, el("dt", null, key), el("dd", null, value)))),
     el("button.more", { type: "button", onclick: () => chooseSource(name) }, "Show in the plots above"));

@@ -21,7 +21,7 @@ function showTiles(numbers, length) {
   const rows = numbers.num_read;
   const tiles = [
     tile("Samples", human(numbers.num_samples), exact(numbers.num_samples), `${percent(ratio(numbers.num_usable, numbers.num_samples))} usable`),
-    tile("Images", human(numbers.num_images), exact(numbers.num_images), numbers.num_images ? `${bytes(numbers.image_bytes)} in ${plural(numbers.num_images_stored, "file")}` : "none"),
+    tile("Images", human(numbers.num_images), exact(numbers.num_images), numbers.num_images ? `${bytes(numbers.image_bytes_stored)} in ${plural(numbers.num_images_stored, "file")}` : "none"),
     tile("Tokens", human(numbers.num_tokens), exact(numbers.num_tokens), numbers.num_usable ? `${human(Math.round(numbers.num_tokens / numbers.num_usable))} a sample` : "none"),
     tile("Loss share", percent(ratio(numbers.num_loss_tokens, numbers.num_tokens)), exact(numbers.num_loss_tokens), `${human(numbers.num_loss_tokens)} tokens under loss`),
     tile("Quarantined", percent(ratio(numbers.num_quarantined, rows)), exact(numbers.num_quarantined), `${human(numbers.num_quarantined)} of ${human(rows)} rows`),
@@ -60,6 +60,9 @@ function findings(profile, numbers, length) {
   const own = sourcesOf(profile);
   const refused = own.map(([name, s]) => [name, ratio(s.num_quarantined, s.num_read)]).filter(([, share]) => share > 0.01).sort((a, b) => b[1] - a[1]);
   if (refused.length) add("bad", el("strong", null, `${plural(refused.length, "source")} lost more than 1 % of rows to quarantine: `), ...mostly(refused.map(([name, share]) => [name, percent(share)])), ".");
+  const sum = (counts) => Object.values(counts || {}).reduce((total, count) => total + count, 0);
+  const dropped = own.map(([name, s]) => [name, sum(s.images_dropped_by_reason)]).filter(([, count]) => count).sort((a, b) => b[1] - a[1]);
+  if (dropped.length) add("bad", el("strong", null, `${plural(sum(Object.fromEntries(dropped)), "image")} left out of samples that were kept: `), ...mostly(dropped.map(([name, count]) => [name, human(count)])), ".");
   const uncounted = numbers.num_samples - numbers.num_usable;
   if (uncounted) add("bad", el("strong", null, `${plural(uncounted, "sample")} cannot be counted by this profile: `), Object.entries(numbers.status).filter(([name]) => name !== "usable").map(([name, count]) => `${visible(name)} ${human(count)}`).join(", "), ".");
   const over = numbers.over_long.find((entry) => entry.sequence_length === length);
@@ -71,7 +74,7 @@ function findings(profile, numbers, length) {
   for (const note of DATA.notes) add("mild", visible(note));
   for (const [name, list] of Object.entries(DATA.excluded.lists || {})) {
     const missed = list.num_ids - list.num_matched;
-    add("mild", el("strong", null, `${plural(list.num_rows, "sample")} excluded by `, named(name), missed ? ": " : "."), missed ? `${human(missed)} of its ${human(list.num_ids)} ids name no sample.` : "");
+    add("mild", el("strong", null, `${plural(list.num_rows, "sample")} excluded by `, named(name), "."), missed ? ` ${human(missed)} of its ${human(list.num_ids)} ids name no sample.` : "", " Figures on this page count them; the mixture does not.");
   }
   return found;
 }

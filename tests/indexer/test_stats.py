@@ -354,6 +354,8 @@ def test_the_reports_dict_is_complete_and_plain_json():
         "num_upright": 2,
         "num_images_stored": 1,
         "image_bytes": 200,
+        "image_bytes_stored": 100,
+        "images_dropped_by_reason": {},
         "num_duplicates_saved": 1,
         "num_read": 4,
         "num_written": 3,

@@ -164,6 +164,8 @@ def source_numbers(
         "num_upright": num_images - num_images // 50,
         "num_images_stored": round(num_images * 0.93),
         "image_bytes": num_images * 92_000,
+        "image_bytes_stored": num_images * 81_000,
+        "images_dropped_by_reason": {},
         "num_duplicates_saved": num_images - round(num_images * 0.93),
         "num_read": num_samples + quarantined,
         "num_written": num_samples,
