@@ -21,7 +21,7 @@ import pyarrow.ipc
 from indexer.rows import id_hashes
 from packer.format import layout
 from packer.format.errors import FormatError, UsageError
-from packer.storage import Storage, join_url
+from packer.storage import FileStat, Storage, join_url
 
 NUM_EXAMPLES = 5
 
@@ -92,15 +92,30 @@ class SearchableTable(Protocol):
         """Values of a column at rows of a source, which rise."""
 
 
+_read: dict[str, tuple[Sequence[FileStat], Exclusions]] = {}
+"""Dataset -> its lists as they were read last in this process, which opens every source by itself."""
+
+
 def read_exclusions(storage: Storage) -> Exclusions:
-    """Every list of a dataset; none is fine.
+    """Every list of a dataset; none is fine. They are read again only when their names, sizes or stamps changed.
 
     Raises:
         UsageError: for a file of an unknown kind or without the column. FormatError: for one that cannot be read.
     """
+    files = storage.list_dir(layout.EXCLUDE_DIR)
+    known = _read.get(storage.url)
+    if known is not None and known[0] == files:
+        return known[1]
+    _read.pop(storage.url, None)
+    exclusions = _read_lists(storage, files)
+    _read[storage.url] = files, exclusions
+    return exclusions
+
+
+def _read_lists(storage: Storage, files: Sequence[FileStat]) -> Exclusions:
     lists = []
     digest = blake3.blake3()
-    for file in storage.list_dir(layout.EXCLUDE_DIR):
+    for file in files:
         data = storage.read_bytes(file.name)
         digest.update(f"{file.name}\n{len(data)}\n".encode() + data)
         lists.append(_read_list(file.name, data, join_url(storage.url, file.name)))

@@ -94,6 +94,20 @@ def test_lists_add_up_and_change_the_fingerprint(storage):
     assert before.usable.tolist() == after.usable.tolist()
 
 
+def test_lists_are_read_once_until_they_change(storage, monkeypatch):
+    put(storage, "1.txt", b"a\n")
+    reads = []
+    monkeypatch.setattr(LocalStorage, "on_operation", lambda store, verb, name: reads.append(name) if verb == "read" else None)
+    first = read_exclusions(storage)
+    assert read_exclusions(LocalStorage(storage.url)) is first
+    assert reads == ["exclude/1.txt"]
+    put(storage, "2.txt", b"bb\n")
+    second = read_exclusions(storage)
+    assert [one.name for one in second.lists] == ["exclude/1.txt", "exclude/2.txt"]
+    storage.remove("exclude/1.txt")
+    assert [one.name for one in read_exclusions(storage).lists] == ["exclude/2.txt"]
+
+
 @pytest.mark.parametrize(
     ("name", "data", "error", "message"),
     [
