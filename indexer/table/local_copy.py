@@ -25,8 +25,23 @@ def default_cache_dir() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bayplan")
 
 
-def local_file(storage: Storage, stat: FileStat, cache_dir: str | None) -> str:
+Version = tuple[int, int]
+
+
+def version_of(path: str) -> Version | None:
+    """What tells a copy from the one that takes its place under the same name: inode and modification time."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def local_file(storage: Storage, stat: FileStat, cache_dir: str | None, damaged: Version | None = None) -> str:
     """The path of a local file with the bytes of a published one.
+
+    Args:
+        damaged: the version of a copy that must go first, unless another process has replaced it already.
 
     Raises:
         FormatError: when the copy has another size. OutputError: when the cache cannot be written.
@@ -38,13 +53,15 @@ def local_file(storage: Storage, stat: FileStat, cache_dir: str | None) -> str:
     of_url = bytes_digest(url.encode())[:16]
     name = f"{of_url}-{bytes_digest(f'{stat.stamp} {stat.size}'.encode())[:16]}-{posixpath.basename(stat.name)}"
     path = os.path.join(folder, name)
-    if _is_there(path, stat.size):
+    if damaged is None and _is_there(path, stat.size):
         return path
     with writes_to(folder):
         os.makedirs(folder, exist_ok=True)
         with _only_one(os.path.join(folder, f"{of_url}.lock")):
+            if damaged is not None and version_of(path) == damaged:
+                os.unlink(path)
             if not _is_there(path, stat.size):
-                _copy(storage, stat, LocalStorage(folder, fsync=False), name)
+                _copy(storage, stat, LocalStorage(folder), name)
                 _remove_older(folder, of_url, name)
     return path
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from indexer.exclusion import ExclusionReport, read_exclusions
 from indexer.table.files import KIND_IDS, KIND_TABLE
 from indexer.table.index import IndexTable, Origin
-from indexer.table.local_copy import local_file
+from indexer.table.local_copy import local_file, version_of
 from indexer.table.mapped import MappedFile, MappedSource, map_file
 from packer.format import layout
 from packer.format.errors import FormatError, UsageError
 from packer.format.manifest import PartKey, decode_part_keys, parse_document
-from packer.storage import FileStat, Storage, join_url, open_storage
+from packer.storage import FileStat, Storage, is_local, join_url, open_storage
 
 _SHOWN = 10
 
@@ -140,7 +140,7 @@ def _open_source(
         if stat is None:
             raise FormatError(f"{where}: found no file, expected it beside the table: index again")
         try:
-            file = map_file(local_file(storage, stat, cache_dir), where, kind)
+            file = _map(storage, stat, cache_dir, kind)
         except FileNotFoundError as error:
             raise FormatError(f"{where}: removed while it was opened; open the index again") from error
         if (identity := (file.header.profile, file.header.source)) != (profile, source):
@@ -150,6 +150,23 @@ def _open_source(
     table = mapped(KIND_TABLE, layout.index_table_file(profile, source))
     ids = mapped(KIND_IDS, layout.index_ids_file(profile, source))
     return MappedSource(table, ids, _where(storage, profile, source))
+
+
+def _map(storage: Storage, stat: FileStat, cache_dir: str | None, kind: str) -> MappedFile:
+    """Map a published file. A copy that cannot be used may have been damaged on this machine: it is made once more."""
+    where = join_url(storage.url, stat.name)
+    path = local_file(storage, stat, cache_dir)
+    if is_local(storage.url):
+        return map_file(path, where, kind)
+    version = version_of(path)
+    try:
+        return map_file(path, where, kind)
+    except (FormatError, FileNotFoundError):
+        path = local_file(storage, stat, cache_dir, damaged=version)
+    try:
+        return map_file(path, where, kind)
+    except FormatError as error:
+        raise FormatError(f"{error}; its copy was made anew and is no better: {path}") from error
 
 
 def _part_problems(storage: Storage, source: str, counted: Sequence[PartKey]) -> list[str]:

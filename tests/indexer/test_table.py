@@ -729,6 +729,26 @@ def test_large_remote_files_are_read_in_ranges(s3, monkeypatch, small_batches):
     assert [check.state for check in states] == ["done", "done", "missing"]
 
 
+@pytest.mark.parametrize("ids", [False, True])
+def test_a_damaged_copy_is_made_anew(s3, tmp_path, ids):
+    store = open_storage(f"{s3}/set")
+    expected, _ = build(store, [[1, 0, 2], [3]])
+    open_index(store.url, PROFILE, cache_dir=str(tmp_path))
+    (copy,) = (path for path in tmp_path.glob("*.arrow") if path.name.endswith(".ids.arrow") is ids)
+    whole = copy.read_bytes()
+    copy.write_bytes(b"\0" * len(whole))
+    assert open_index(store.url, PROFILE, cache_dir=str(tmp_path)).to_arrow().to_pylist() == expected
+    assert copy.read_bytes() == whole
+
+
+def test_a_copy_of_a_damaged_table_names_both(s3, tmp_path):
+    store = open_storage(f"{s3}/set")
+    build(store, [[1, 0, 2]])
+    store.publish_bytes(layout.index_table_file(PROFILE, "web"), b"\0" * 100)
+    with pytest.raises(FormatError, match=rf"{store.url}/.*web.arrow: not a whole .* made anew and is no better: {tmp_path}/"):
+        open_index(store.url, PROFILE, cache_dir=str(tmp_path))
+
+
 def _open_copy(url, cache, answers):
     answers.put(open_index(url, PROFILE, cache_dir=cache).num_rows)
 
