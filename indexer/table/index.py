@@ -135,16 +135,22 @@ class IndexTable:
 
     @cached_property
     def usable(self) -> npt.NDArray[np.bool_]:
-        """Which rows can be trained on: counted, and not excluded. Made at its first use; a byte a row."""
+        """Which rows can be trained on: counted, and not excluded. Made at its first use and kept; a byte a row."""
+        mask = self.select(lambda batch: np.ones(batch.num_rows, np.bool_))
+        mask.flags.writeable = False
+        return mask
+
+    def select(self, wanted: Callable[[pa.RecordBatch], npt.NDArray[np.bool_]]) -> npt.NDArray[np.bool_]:
+        """Which usable rows are wanted, asked batch by batch; a byte a row, and nothing is kept."""
         mask = np.empty(self.num_rows, np.bool_)
         start = 0
         for batch in self.batches():
             stop = start + batch.num_rows
-            mask[start:stop] = as_numpy(batch.column("status")) == Status.USABLE
+            np.equal(as_numpy(batch.column("status")), Status.USABLE, out=mask[start:stop])
+            mask[start:stop] &= wanted(batch)
             start = stop
         if self._exclusion is not None:
             mask[self._exclusion.rows] = False
-        mask.flags.writeable = False
         return mask
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -172,7 +178,11 @@ class IndexTable:
         return range(start, start + self._sources[source].num_rows)
 
     def stats(self, source: str) -> bytes:
-        """The stats blob of a source, as `consolidate` was given it."""
+        """The stats blob of a source, as `consolidate` was given it.
+
+        Raises:
+            UsageError: when there is no such source. FormatError: when another release counted it.
+        """
         self._start(source)
         return self._sources[source].stats
 
@@ -212,14 +222,27 @@ class IndexTable:
         return found
 
     def find_many(self, hashes: npt.NDArray[np.uint64], source: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(Position in the sorted hashes, row) of every match in a source."""
+        """(Position in the sorted hashes, row) of every match in a source.
+
+        Raises:
+            UsageError: when there is no such source, or the hashes do not rise.
+        """
         start = self._start(source)
+        _check_rising(hashes, "hashes to find")
         positions, rows = self._sources[source].ids.find_many(hashes)
         return positions, rows + start
 
     def take(self, name: str, rows: npt.NDArray[np.int64], source: str) -> npt.NDArray[Any]:
-        """Values of a column other than `images` at rows of a source, which rise."""
-        return self._sources[source].take(name, rows - self._start(source))
+        """Values of a column other than `images` at rows of a source, which rise; a row may be there more than once.
+
+        Raises:
+            UsageError: when there is no such source, or the rows do not rise or are not its own.
+        """
+        own = self.rows_of_source(source)
+        _check_rising(rows, "rows to take")
+        if len(rows) and not (own.start <= rows[0] and rows[-1] < own.stop):
+            raise UsageError(f"found rows {rows[0]:,} to {rows[-1]:,}, expected some of source {source!r}: {own}")
+        return self._sources[source].take(name, rows - own.start)
 
     def images_of(self, row: int) -> tuple[IndexImage, ...]:
         """The images of a row, in reading order."""
@@ -248,3 +271,10 @@ class IndexTable:
             images=self.images_of(row),
             **{name: int(columns[name][position]) for name in (*COUNTS, *places)},
         )
+
+
+def _check_rising(values: npt.NDArray[Any], what: str) -> None:
+    """Refuse what binary search would answer wrongly."""
+    if (falls := values[1:] < values[:-1]).any():
+        position = int(np.argmax(falls)) + 1
+        raise UsageError(f"{what}: found {values[position]} after {values[position - 1]} at {position:,}, expected them sorted")

@@ -453,6 +453,32 @@ def test_a_row_that_is_not_there_is_refused(storage, call):
         call(open_index(storage.url, PROFILE))
 
 
+def test_what_binary_search_would_get_wrong_is_refused(storage):
+    build(storage, [[0, 0]], "a")
+    build(storage, [[0, 0, 0]], "b")
+    table = open_index(storage.url, PROFILE)
+    tokens = table.column("num_tokens").to_pylist()
+    assert table.take("num_tokens", np.array([2, 4, 4]), "b").tolist() == [tokens[2], tokens[4], tokens[4]]
+    for rows in ([1, 2], [4, 5]):
+        with pytest.raises(UsageError, match=rf"found rows {rows[0]} to {rows[1]}, expected some of source 'b': range\(2, 5\)"):
+            table.take("num_tokens", np.array(rows), "b")
+    with pytest.raises(UsageError, match="rows to take: found 2 after 3 at 1, expected them sorted"):
+        table.take("num_tokens", np.array([3, 2]), "b")
+    with pytest.raises(UsageError, match="hashes to find: found 1 after 5 at 2, expected them sorted"):
+        table.find_many(np.array([0, 5, 1], np.uint64), "b")
+
+
+def test_a_selection_is_usable_and_wanted_and_not_kept(storage, small_batches):
+    build(storage, [[0] * 9], unusable=[2])
+    storage.publish_bytes("exclude/bad.txt", b"sample-0-4\n")
+    table = open_index(storage.url, PROFILE)
+    even = table.select(lambda batch: batch.column("id_hash").to_numpy() % 2 == 0)
+    assert "usable" not in vars(table)
+    hashes = table.column("id_hash").to_numpy()
+    assert even.tolist() == (table.usable & (hashes % 2 == 0)).tolist()
+    assert np.flatnonzero(~table.usable).tolist() == [2, 4]
+
+
 def test_names_that_are_not_there_are_refused(storage):
     _, manifests = build(storage, [[1, 0, 2]])
     table = open_index(storage.url, PROFILE)
