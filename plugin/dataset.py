@@ -6,10 +6,12 @@ are those of the split's usable rows, so a changed exclusion list is another dat
 
 # No `from __future__ import annotations`: Energon reads the constructor's annotations as types, `Optional` among them.
 
+import inspect
 from typing import Any, Dict, Optional, Type  # noqa: UP035
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from megatron.energon import CrudeSample, SavableDataset, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
@@ -19,6 +21,7 @@ from megatron.energon.flavors.webdataset.structs import DatasetSubset, ShardInfo
 from megatron.energon.source_info import SourceInfo
 from megatron.energon.wrappers.map_dataset import MapDataset
 
+from indexer.rows import as_numpy
 from indexer.splits import held_out
 from indexer.table import IndexRow, IndexTable, open_index
 from packer.format.errors import UsageError
@@ -102,17 +105,17 @@ class IndexedSource(BaseCoreDatasetFactory[CrudeSample], Sharder):  # type: igno
 
         Raises:
             UsageError: no such profile, source or split, or an option that means nothing here.
+            FormatError: the index is damaged, or its parts are not those of the source now.
         """
         self.path, self.paths = path, [path]
         self.subflavors = subflavors or {}
         self._profile, self._val, self._source = profile, val, path.name
         for name in ("decoder", "part_filter", "split_config"):  # of datasets that hold files
             options.pop(name, None)
-        try:
-            self._take(**options)
-        except TypeError as error:
-            raise UsageError(f"{path}: an option that sources of bayplan do not have: {error}; remove it") from error
-        self._table = open_index(str(path.parent.parent), profile, sources=[self._source], check=False)
+        if unknown := sorted(set(options) - set(inspect.signature(self._take).parameters)):
+            raise UsageError(f"{path}: found options that sources of bayplan do not have: {', '.join(unknown)}; remove them")
+        self._take(**options)
+        self._table = open_index(str(path.parent.parent), profile, sources=[self._source])
         self._selection = Selection(self._mask())
 
     def _take(
@@ -136,11 +139,14 @@ class IndexedSource(BaseCoreDatasetFactory[CrudeSample], Sharder):  # type: igno
         self._slice_samples = max_samples_per_sequence or SLICE_SAMPLES
 
     def _mask(self) -> npt.NDArray[np.bool_]:
-        usable = self._table.usable
-        if not self._val:
-            return usable
-        hashes = np.concatenate([chunk.to_numpy() for chunk in self._table.column("id_hash").chunks])
-        return np.asarray(usable & (held_out(hashes, self._val) == (self._split_part == "val")))
+        """Usable rows of the split. Not `IndexTable.usable`, which the table would keep beside the selection."""
+
+        def in_split(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+            if not self._val:
+                return np.ones(batch.num_rows, np.bool_)
+            return np.asarray(held_out(as_numpy(batch.column("id_hash")), self._val) == (self._split_part == "val"))
+
+        return self._table.select(in_split)
 
     def __len__(self) -> int:
         return len(self._selection)

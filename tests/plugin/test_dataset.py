@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,10 +22,16 @@ from small_job import SOURCES, records, write_job, write_recipe
 
 from indexer.splits import held_out
 from indexer.table import open_index
+from packer.format import layout
 from packer.format.digest import id_hash
-from packer.format.errors import UsageError
+from packer.format.errors import FormatError, UsageError
+from packer.format.manifest import decode_source, encode_source
 
 energon = pytest.importorskip("megatron.energon", reason="megatron-energon is not installed")
+from megatron.energon.epathlib import EPath  # noqa: E402
+
+from plugin.dataset import IndexedSource  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 
 
@@ -152,6 +160,30 @@ def test_excluded_samples_are_never_drawn(dataset: Path) -> None:
         (dataset / "exclude" / "one.txt").unlink()
         (dataset / "exclude").rmdir()
     assert after == before[1:]
+
+
+def test_a_source_whose_part_was_packed_again_is_refused(dataset: Path, tmp_path: Path) -> None:
+    shutil.copytree(dataset, tmp_path / "set")
+    path = tmp_path / "set" / layout.source_file("text")
+    first, *others = decode_source(path.read_bytes(), "source.json")
+    changed = {name: msgspec.structs.replace(entry, digest="0" * 64) for name, entry in first.files.items()}
+    again = msgspec.structs.replace(first, files=changed)
+    path.write_bytes(encode_source("text", [again, *others]))
+    with pytest.raises(FormatError, match=rf"1 parts are stale \(packed again after they were counted\): {first.part_id}"):
+        list(one_pass(tmp_path / "set", "text", "train", config()))
+
+
+def test_an_option_it_does_not_have_is_named(dataset: Path) -> None:
+    path = EPath(str(dataset / "sources" / "text"))
+    with pytest.raises(UsageError, match="found options that sources of bayplan do not have: shards, zap; remove them"):
+        IndexedSource(path, profile="qwen", training=True, worker_config=config(), zap=1, shards=2)
+
+
+def test_the_table_keeps_no_mask_of_its_rows(dataset: Path) -> None:
+    path = EPath(str(dataset / "sources" / "text"))
+    found = IndexedSource(path, profile="qwen", val=0.25, training=True, worker_config=config())
+    assert 0 < len(found) < 30
+    assert "usable" not in vars(found._table)
 
 
 def test_wrong_use_is_one_message(dataset: Path) -> None:
