@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from indexer.facts import NO_IMAGES, ImageFacts
 from indexer.mergeable import Ints, Mergeable, counted, exact_sum
@@ -55,6 +56,10 @@ class StatsColumns(Protocol):
     def image_num_patches(self) -> Column: ...
     @property
     def image_sum_squared_attention(self) -> Column: ...
+
+
+STATS_VERSION = 1
+"""Rises when the fields of `Stats`, or what they mean, change: index files that hold another version are stale."""
 
 
 class Stats(Mergeable, frozen=True, kw_only=True):
@@ -128,6 +133,29 @@ class Stats(Mergeable, frozen=True, kw_only=True):
     @property
     def num_patches(self) -> int:
         return self.patches_per_image.sum
+
+
+def encode_stats(stats: Stats) -> bytes:
+    """Statistics as index files hold them; the file says their `STATS_VERSION`."""
+    return orjson.dumps(stats.to_json())
+
+
+def decode_stats(blob: bytes, where: str) -> Stats:
+    """What `encode_stats` wrote. A field that is missing is damage: its default would count as zero.
+
+    Raises:
+        FormatError: naming `where`, when the blob is empty, cut or does not add up.
+    """
+    try:
+        document = orjson.loads(blob)
+    except orjson.JSONDecodeError as error:
+        raise FormatError(
+            f"{where}: found {len(blob):,} bytes of statistics that are not JSON ({error}): remove it and index again"
+        ) from error
+    missing = [name for name in Stats.__struct_fields__ if not isinstance(document, dict) or name not in document]
+    if missing:
+        raise FormatError(f"{where}: found statistics without {', '.join(missing)}: remove it and index again")
+    return Stats.from_json(document, where)
 
 
 def stats_of(columns: StatsColumns, images: ImageFacts = NO_IMAGES) -> Stats:

@@ -21,10 +21,11 @@ from indexer.table.files import (
     KIND_IDS,
     KIND_TABLE,
     Header,
-    damage,
-    open_reader,
     parse_header,
     publish_table,
+    read_metadata,
+    stats_in,
+    stats_metadata,
     write_staged,
 )
 from indexer.table.parts import PartPlace, PartState, open_listed, part_sizes, part_states, rows_of
@@ -39,7 +40,7 @@ from packer.storage import Staged, Storage, is_local, join_url
 _SHOWN = 10
 
 MergeStats = Callable[[Iterator[bytes]], bytes]
-"""Makes the stats blob of a source of those of its parts, given in part order."""
+"""Makes the stats blob of a source of those of its parts, given in part order. Its FormatErrors are of the one it took last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +66,13 @@ def consolidate(
     """Publish the table and the sorted ids of a source, unless they cover exactly these parts already.
 
     Args:
-        manifests: all parts of the source. merge_stats: None leaves the blob of the source empty. on_batch: called now and
-            then while it works.
+        manifests: all parts of the source. merge_stats: None leaves the blob of the source empty.
+        on_batch: called for every part that is looked at or read, every batch that is written, and every block that is read
+            back; not while a store takes a file.
 
     Raises:
         UsageError: naming parts that are not counted, or counted before they were packed again, or by another profile.
+        FormatError: when a part, or its statistics, are damaged.
     """
     place = PartPlace(storage=storage, profile=profile, source=source, profile_fingerprint=profile_fingerprint)
     manifests = list(manifests)
@@ -77,7 +80,7 @@ def consolidate(
     num_rows = sum(key.num_rows for key in keys)
     if covers(place, keys):
         return Consolidated(num_parts=len(keys), num_rows=num_rows, written=False)
-    stats = _check_parts(place, manifests, merge_stats)
+    stats = _check_parts(place, manifests, merge_stats, on_batch)
     for folder in (layout.index_dir(profile), layout.index_parts_dir(profile, source)):
         storage.remove_stale_temporaries(folder)
     table = storage.stage(layout.index_table_file(profile, source))
@@ -116,12 +119,10 @@ def covers(place: PartPlace, keys: Sequence[PartKey]) -> bool:
     expected = parts_digest(place.profile_fingerprint, parts_json(keys))
     for kind, name in _names(place).items():
         where = join_url(place.storage.url, name)
-        stat = place.storage.stat(name)
-        if stat is None:
-            return False
         try:
-            with open_reader(place.storage, name, stat.size) as reader:
-                header, values = parse_header(reader.schema.metadata, where, kind)
+            header, values = parse_header(read_metadata(place.storage, name), where, kind)
+            if kind == KIND_TABLE:
+                stats_in(values, where)
         except (FormatError, FileNotFoundError):
             return False
         if (header.profile, header.source) != (place.profile, place.source):
@@ -138,20 +139,32 @@ def _names(place: PartPlace) -> dict[str, str]:
     }
 
 
-def _check_parts(place: PartPlace, manifests: Sequence[PartManifest], merge_stats: MergeStats | None) -> bytes:
+def _check_parts(
+    place: PartPlace, manifests: Sequence[PartManifest], merge_stats: MergeStats | None, on_batch: Callable[[], None]
+) -> bytes:
     """Look at every part before a byte is written; the stats of the source."""
     problems: list[str] = []
+    last: PartKey | None = None
 
     def blobs() -> Iterator[bytes]:
+        nonlocal last
         checks = part_states(place.storage, place.profile, place.source, manifests, profile_fingerprint=place.profile_fingerprint)
         for check in checks:
+            on_batch()
             if check.state is PartState.DONE:
+                last = check.key
                 yield check.stats
             else:
                 problems.append(f"part {check.key.part_id} is {check.state}: {check.message}")
+        last = None
 
     remaining = blobs()
-    stats = merge_stats(remaining) if merge_stats else b""
+    try:
+        stats = merge_stats(remaining) if merge_stats else b""
+    except FormatError as error:
+        if last is None:
+            raise
+        raise FormatError(f"{place.where(last)}: its statistics are damaged; remove it and index again: {error}") from error
     for _ in remaining:
         pass
     if problems:
@@ -175,19 +188,19 @@ def _write(
     parts = parts_json(keys)
     digest = parts_digest(place.profile_fingerprint, parts)
     schema = SCHEMA.with_metadata(
-        _header(place, KIND_TABLE, num_rows).metadata({"parts_digest": digest, "parts": parts, "stats": stats})
+        _header(place, KIND_TABLE, num_rows).metadata({"parts_digest": digest, "parts": parts, **stats_metadata(stats)})
     )
     sorter = IdSorter(num_rows, os.path.dirname(table.path))
     try:
-        batches = _batches(_rows(place, keys), schema, sorter, on_batch)
+        batches = _batches(_rows(place, keys, on_batch), schema, sorter, on_batch)
         table_written = write_staged(place.storage, table, schema, batches)
         ids_metadata = _header(place, KIND_IDS, num_rows).metadata({"parts_digest": digest})
         schema = ids_schema(num_rows).with_metadata(ids_metadata)
         ids_written = write_staged(place.storage, ids, schema, _id_batches(schema, sorter, on_batch))
     finally:
         sorter.close()
-    publish_table(place.storage, ids, ids_written, num_rows)
-    publish_table(place.storage, table, table_written, num_rows)
+    publish_table(place.storage, ids, ids_written, num_rows, on_batch)
+    publish_table(place.storage, table, table_written, num_rows, on_batch)
 
 
 def _header(place: PartPlace, kind: str, num_rows: int) -> Header:
@@ -200,7 +213,7 @@ def _header(place: PartPlace, kind: str, num_rows: int) -> Header:
     )
 
 
-def _rows(place: PartPlace, keys: Sequence[PartKey]) -> Iterator[Rows]:
+def _rows(place: PartPlace, keys: Sequence[PartKey], on_batch: Callable[[], None]) -> Iterator[Rows]:
     sizes = part_sizes(place)
 
     def opened(key: PartKey) -> tuple[PartKey, pa.ipc.RecordBatchFileReader]:
@@ -210,6 +223,7 @@ def _rows(place: PartPlace, keys: Sequence[PartKey]) -> Iterator[Rows]:
             raise FormatError(f"{place.where(key)}: removed while the index was put together; index again") from error
 
     for key, reader in in_order(opened, keys, remote=not is_local(place.storage.url)):
+        on_batch()
         with reader:
             yield from rows_of(place, key, reader)
 
@@ -233,13 +247,13 @@ def read_stats(storage: Storage, profile: str, source: str) -> bytes:
     """The stats blob of a whole source.
 
     Raises:
-        UsageError: when the source has no table. FormatError: when its table is damaged.
+        UsageError: when the source has no table. FormatError: when its table is damaged, or counted by another release.
     """
     name = layout.index_table_file(profile, source)
     where = join_url(storage.url, name)
-    stat = storage.stat(name)
-    if stat is None:
-        raise UsageError(f"{where}: found no file, expected the index of source {source!r}: index it first")
-    with damage(where), open_reader(storage, name, stat.size) as reader:
-        _, values = parse_header(reader.schema.metadata, where, KIND_TABLE)
-    return values.get("stats", b"")
+    try:
+        metadata = read_metadata(storage, name)
+    except FileNotFoundError as error:
+        raise UsageError(f"{where}: found no file, expected the index of source {source!r}: index it first") from error
+    _, values = parse_header(metadata, where, KIND_TABLE)
+    return stats_in(values, where)

@@ -13,7 +13,7 @@ import pyarrow.ipc
 
 from indexer.rows import SCHEMA, Ints, batch_columns, check_schema
 from indexer.table.consolidating import parts_digest
-from indexer.table.files import KIND_TABLE, Header, damage, parse_header, read_batch
+from indexer.table.files import KIND_TABLE, Header, damage, parse_header, read_batch, stats_in
 from indexer.table.sorted_ids import SortedIds, ids_schema
 from packer.format.errors import FormatError, UsageError
 from packer.format.manifest import PartKey
@@ -69,7 +69,7 @@ class MappedSource:
         self.num_rows = table.header.num_rows
         self.profile_fingerprint = table.header.profile_fingerprint
         self.batches = table.batches
-        self.stats = table.values.get("stats", b"")
+        self._values, self._where = table.values, where
         self.ids = SortedIds(ids.batches)
         self.digest = table.values.get("parts_digest", b"").decode(errors="replace")
         parts = table.values.get("parts", b"")
@@ -85,6 +85,15 @@ class MappedSource:
             raise FormatError(f"{where}: its parts have {self._part_starts[-1]:,} rows, it has {self.num_rows:,}: index again")
         self._columns: dict[int, tuple[dict[str, Ints], Ints]] = {}
         self._numbers: dict[str, int] | None = None
+
+    @property
+    def stats(self) -> bytes:
+        """The stats blob. Asked for, it must be of this release; the rows can be read without it.
+
+        Raises:
+            FormatError: when it is of another.
+        """
+        return stats_in(self._values, self._where)
 
     def part_of(self, row: int) -> tuple[PartKey, int]:
         """The part of a row, and its line there."""

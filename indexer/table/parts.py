@@ -12,7 +12,19 @@ import pyarrow.ipc
 
 from indexer.rows import SCHEMA, Rows
 from indexer.table.batching import rebatch
-from indexer.table.files import KIND_PART, Header, damage, open_reader, parse_header, publish_table, read_batch, write_staged
+from indexer.table.files import (
+    KIND_PART,
+    Header,
+    damage,
+    open_reader,
+    parse_header,
+    publish_table,
+    read_batch,
+    read_metadata,
+    stats_in,
+    stats_metadata,
+    write_staged,
+)
 from indexer.table.readahead import in_order
 from packer.format import layout
 from packer.format.errors import FormatError
@@ -26,7 +38,7 @@ class PartState(StrEnum):
     DONE = "done"
     MISSING = "missing"
     STALE = "stale"
-    """The part was packed again after it was counted."""
+    """The part was packed again after it was counted, or counted by a release whose statistics are others."""
     FOREIGN = "foreign"
     """Counted by another profile, or a file of another part or source."""
     DAMAGED = "damaged"
@@ -77,13 +89,13 @@ def write_part(
 
     Args:
         part_fingerprint: `PartManifest.fingerprint` of the part that was counted.
-        stats: kept as it is and given back by `part_states`; the index itself does not read it.
+        stats: `indexer.stats.encode_stats`, kept as it is under this release's `STATS_VERSION` and given back by `part_states`.
 
     Raises:
         FormatError: what was read back is not what was written. OutputError, StorageFault: as `Storage.publish`.
     """
     header = Header(kind=KIND_PART, profile=profile, profile_fingerprint=profile_fingerprint, source=source, num_rows=len(rows))
-    more: dict[str, str | bytes] = {"part_id": part_id, "part_fingerprint": part_fingerprint, "stats": stats}
+    more: dict[str, str | bytes] = {"part_id": part_id, "part_fingerprint": part_fingerprint, **stats_metadata(stats)}
     schema = SCHEMA.with_metadata(header.metadata(more))
     staged = storage.stage(layout.index_part_file(profile, source, part_id))
     try:
@@ -99,13 +111,11 @@ def part_state(storage: Storage, profile: str, manifest: PartManifest, *, profil
     place = PartPlace(storage=storage, profile=profile, source=manifest.source, profile_fingerprint=profile_fingerprint)
     (key,) = part_keys([manifest])
     try:
-        reader = open_reader(storage, place.name(key))
+        return _compare(place, key, read_metadata(storage, place.name(key)))
     except FileNotFoundError:
         return _missing(place, key)
     except FormatError as error:
         return PartCheck(key=key, state=PartState.DAMAGED, message=str(error), stats=b"")
-    with reader:
-        return _compare(place, key, reader.schema.metadata)
 
 
 def part_states(
@@ -116,9 +126,11 @@ def part_states(
     sizes = part_sizes(place)
 
     def check(key: PartKey) -> PartCheck:
+        name = place.name(key)
+        if posixpath.basename(name) not in sizes:
+            return _missing(place, key)
         try:
-            with open_listed(place, key, sizes) as reader:
-                return _compare(place, key, reader.schema.metadata)
+            return _compare(place, key, read_metadata(storage, name))
         except FileNotFoundError:
             return _missing(place, key)
         except FormatError as error:
@@ -174,9 +186,12 @@ def _compare(place: PartPlace, key: PartKey, metadata: Mapping[bytes, bytes] | N
             PartState.STALE,
             f"found counts of part fingerprint {found}, expected {key.fingerprint}: the part was packed again; index again",
         )
-    if header.num_rows != key.num_rows or "stats" not in values:
+    if header.num_rows != key.num_rows:
         return verdict(PartState.DAMAGED, f"found {header.num_rows:,} rows, expected {key.num_rows:,}: remove it and index again")
-    return PartCheck(key=key, state=PartState.DONE, message="", stats=values["stats"])
+    try:
+        return PartCheck(key=key, state=PartState.DONE, message="", stats=stats_in(values, where))
+    except FormatError as error:
+        return PartCheck(key=key, state=PartState.STALE, message=str(error), stats=b"")
 
 
 def rows_of(place: PartPlace, key: PartKey, reader: pa.ipc.RecordBatchFileReader) -> Iterator[Rows]:

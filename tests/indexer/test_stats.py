@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from indexer.facts import ImageFacts, PackFacts, RecordFacts
 from indexer.mixture import SourceTokens, mixture_of
-from indexer.stats import STATUS_NAMES, OverLong, Stats, over_long, stats_of
+from indexer.stats import STATUS_NAMES, OverLong, Stats, decode_stats, encode_stats, over_long, stats_of
 from indexer.stats_json import DISTRIBUTIONS, QUANTILES, stats_dict
 from packer.format.errors import FormatError, UsageError
 from packer.format.manifest import FileEntry, InputSpan, PartManifest, Supersedes, decode_source
@@ -230,6 +230,18 @@ def test_damaged_json_is_refused_by_name():
     for change in ({"status": {"usable": 2}}, {"num_mixed": 1}, {"num_rows": 1}, {"images": {"formats": []}}):
         with pytest.raises(FormatError, match="part a: not the JSON of Stats"):
             Stats.from_json(document | change, "part a")
+
+
+def test_blobs_read_back_and_damage_is_refused_by_name():
+    stats = stats_of(columns([row(text=1)]))
+    assert decode_stats(encode_stats(stats), "part a") == stats
+    with pytest.raises(FormatError, match="part a: found 0 bytes of statistics that are not JSON"):
+        decode_stats(b"", "part a")
+    with pytest.raises(FormatError, match=r"part a: found .* bytes of statistics that are not JSON"):
+        decode_stats(encode_stats(stats)[:-1], "part a")
+    for blob in (b"{}", b"[]", b"0"):
+        with pytest.raises(FormatError, match="part a: found statistics without status, num_loss_tokens"):
+            decode_stats(blob, "part a")
 
 
 def entry(offset, **facts):

@@ -28,6 +28,7 @@ from indexer.table import (
     PartState,
     batching,
     consolidate,
+    is_consolidated,
     local_copy,
     open_index,
     part_state,
@@ -36,6 +37,7 @@ from indexer.table import (
     read_stats,
     sorted_ids,
 )
+from indexer.table import files as index_files
 from indexer.table.files import damage
 from packer.format import layout
 from packer.format.errors import FormatError, StorageFault, UsageError
@@ -114,6 +116,7 @@ def test_a_part_reads_back_as_written(storage, small_batches):
             "num_rows": "8",
             "part_id": manifest.part_id,
             "part_fingerprint": manifest.fingerprint,
+            "stats_version": "1",
             "stats": manifest.part_id,
         }
 
@@ -207,6 +210,24 @@ def test_no_flipped_byte_of_a_part_breaks_reading_it(storage):
         else:
             assert len(read) == 3
     assert refused > len(whole) // 3 // 4
+
+
+def test_statistics_of_another_release_make_parts_and_tables_stale(storage, monkeypatch):
+    _, manifests = build(storage, [[1], [0]])
+    table = open_index(storage.url, PROFILE)
+    monkeypatch.setattr(index_files, "STATS_VERSION", 2)
+    says = "found statistics of version 1, expected 2: counted by another release; index again"
+    check = part_state(storage, PROFILE, manifests[0], profile_fingerprint=FINGERPRINT)
+    assert (check.state, check.message) == (PartState.STALE, f"{part_path(storage, manifests[0])}: {says}")
+    assert not is_consolidated(storage, PROFILE, "web", manifests, FINGERPRINT)
+    for read in (lambda: read_stats(storage, PROFILE, "web"), lambda: table.stats("web")):
+        with pytest.raises(FormatError, match=says):
+            read()
+    with pytest.raises(UsageError, match=says):
+        consolidate(storage, PROFILE, "web", manifests, FINGERPRINT)
+    assert open_index(storage.url, PROFILE).row(0) == table.row(0)
+    write_parts(storage, pieces_of([[1], [0]]))
+    assert consolidate(storage, PROFILE, "web", manifests, FINGERPRINT).written
 
 
 @pytest.mark.parametrize(
@@ -334,6 +355,42 @@ def test_parts_that_cannot_be_used_are_listed_and_nothing_is_written(storage):
     assert lines[11:] == ["  and 4 more"]
     assert not table_path(storage).exists()
     assert not table_path(storage, ids=True).exists()
+
+
+def test_damaged_statistics_name_their_part(storage):
+    manifests = write_parts(storage, pieces_of([[1]] * 3))
+
+    def merge(blobs):
+        for number, _ in enumerate(blobs):
+            if number == 1:
+                raise FormatError("not the JSON of Stats")
+        return b""
+
+    with pytest.raises(FormatError, match=rf"{manifests[1].part_id}.arrow: its statistics are damaged; .*: not the JSON of"):
+        consolidate(storage, PROFILE, "web", manifests, FINGERPRINT, merge_stats=merge)
+
+
+def test_whoever_waits_hears_of_every_part_batch_and_block(storage, monkeypatch, small_batches):
+    manifests = write_parts(storage, pieces_of([[0, 0]] * 6))
+    heard, seen = [0], []
+
+    def hear():
+        heard[0] += 1
+
+    operations = LocalStorage.on_operation
+    monkeypatch.setattr(index_files, "_BLOCK_BYTES", 256)
+    monkeypatch.setattr(LocalStorage, "on_operation", lambda store, verb, name: seen.append((verb, name, heard[0])))
+    consolidate(storage, PROFILE, "web", manifests, FINGERPRINT, on_batch=hear)
+    monkeypatch.setattr(LocalStorage, "on_operation", operations)
+    reads = [count for verb, name, count in seen if verb == "read" and "/parts/" in name]
+    assert reads[:6] == list(range(6))
+    assert len(reads) == 12
+    assert all(later > count for count, later in itertools.pairwise(reads))
+    renames = [count for verb, _, count in seen if verb == "rename"]
+    blocks = [path.stat().st_size // 256 for path in (table_path(storage, ids=True), table_path(storage))]
+    assert renames[0] - reads[-1] > blocks[0]
+    assert renames[1] - renames[0] > blocks[1]
+    assert heard[0] > renames[1]
 
 
 def test_a_damaged_body_stops_consolidating_and_leaves_no_work_behind(storage):
@@ -753,6 +810,45 @@ def test_large_remote_files_are_read_in_ranges(s3, monkeypatch, small_batches):
     assert read_stats(store, PROFILE, "web").startswith(part_id.encode())
     states = part_states(store, PROFILE, "web", [*manifests, make_manifest(7, 1)], profile_fingerprint=FINGERPRINT)
     assert [check.state for check in states] == ["done", "done", "missing"]
+
+
+class Counting:
+    """A remote file that counts the bytes asked of it."""
+
+    def __init__(self, file, counts):
+        self._file, self._counts = file, counts
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._file.close()
+
+    def seek(self, *where):
+        return self._file.seek(*where)
+
+    def read(self, size=-1):
+        data = self._file.read(size)
+        self._counts.append(len(data))
+        return data
+
+
+@pytest.mark.parametrize("tail", [40, 4096])
+def test_of_remote_parts_only_the_end_is_looked_at(s3, monkeypatch, tail):
+    """Also where the footer is longer than what is read first."""
+    monkeypatch.setattr(index_files, "_TAIL_BYTES", tail)
+    store = open_storage(f"{s3}/set")
+    manifests = write_parts(store, pieces_of([[0] * 5000, [1]]))
+    size = store.stat(layout.index_part_file(PROFILE, "web", manifests[0].part_id)).size
+    counts = []
+    opened = store.open_read
+    monkeypatch.setattr(store, "open_read", lambda name: Counting(opened(name), counts))
+    assert part_state(store, PROFILE, manifests[0], profile_fingerprint=FINGERPRINT).stats == manifests[0].part_id.encode()
+    states = part_states(store, PROFILE, "web", manifests, profile_fingerprint=FINGERPRINT)
+    assert [check.state for check in states] == ["done", "done"]
+    assert tail <= sum(counts) < 3 * 4096 + 1 < size
+    store.publish_bytes(layout.index_part_file(PROFILE, "web", manifests[0].part_id), b"ARROW1" * 9)
+    assert part_state(store, PROFILE, manifests[0], profile_fingerprint=FINGERPRINT).state is PartState.DAMAGED
 
 
 @pytest.mark.parametrize("ids", [False, True])
