@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.ipc
 
-from indexer.rows import id_hashes
+from indexer.rows import Status, id_hashes
 from packer.format import layout
 from packer.format.errors import FormatError, UsageError
 from packer.storage import FileStat, Storage, join_url
@@ -66,6 +66,8 @@ class SourceEffect:
     """What all lists together do to a source."""
 
     num_rows: int
+    num_usable: int
+    """Those of the rows that could be trained on otherwise."""
     num_tokens: int
 
 
@@ -184,7 +186,11 @@ def apply_exclusions(exclusions: Exclusions, table: SearchableTable) -> Exclusio
     effects = [_apply(one, table, by_source) for one in exclusions.lists]
     rows = {source: np.unique(np.concatenate(pieces)) for source, pieces in by_source.items()}
     sources = {
-        source: SourceEffect(num_rows=len(found), num_tokens=int(table.take("num_tokens", found, source).sum(dtype=np.int64)))
+        source: SourceEffect(
+            num_rows=len(found),
+            num_usable=int(np.count_nonzero(table.take("status", found, source) == Status.USABLE)),
+            num_tokens=int(table.take("num_tokens", found, source).sum(dtype=np.int64)),
+        )
         for source, found in rows.items()
     }
     return ExclusionReport(rows=np.concatenate([np.empty(0, np.int64), *rows.values()]), lists=effects, sources=sources)

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
+from indexer.exclusion import SourceEffect
 from indexer.mixture import Mixture, SourceTokens, mixture_of
 from indexer.stats import Stats
+from indexer.table import open_index
 from packer.format import layout
 from packer.format.errors import UsageError
+from packer.storage import Storage
 from pipelines.recipe import Recipe
 
 _HEAD = "# The blend of this profile: weights are probabilities that the next sample is from a source.\n"
 
 
-def mixture(recipe: Recipe, stats: Mapping[str, Stats]) -> Mixture:
-    """Weights and shares of the recipe's sources that are counted.
+Excluded = Mapping[str, SourceEffect]
+"""What lists of excluded ids take from each source."""
+NOTHING = SourceEffect(num_rows=0, num_usable=0, num_tokens=0)
+
+
+def excluded_of(storage: Storage, profile: str, sources: Sequence[str]) -> Excluded:
+    """What the dataset's lists of excluded ids take from counted sources.
+
+    Raises:
+        UsageError, FormatError: a list that cannot be read.
+    """
+    if not sources or not storage.list_dir(layout.EXCLUDE_DIR):
+        return {}
+    report = open_index(storage.url, profile, sources=sources, check=False).exclusion
+    return {} if report is None else report.sources
+
+
+def mixture(recipe: Recipe, stats: Mapping[str, Stats], excluded: Excluded) -> Mixture:
+    """Weights and shares of the recipe's sources that are counted, without their excluded samples.
 
     Raises:
         UsageError: when none of them has a sample to draw.
@@ -26,8 +46,8 @@ def mixture(recipe: Recipe, stats: Mapping[str, Stats]) -> Mixture:
         [
             SourceTokens(
                 name=source.name,
-                num_samples=stats[source.name].num_usable,
-                num_tokens=stats[source.name].num_tokens,
+                num_samples=stats[source.name].num_usable - excluded.get(source.name, NOTHING).num_usable,
+                num_tokens=stats[source.name].num_tokens - excluded.get(source.name, NOTHING).num_tokens,
                 weight=source.weight,
                 token_share=source.token_share,
                 val=source.val,
@@ -38,7 +58,7 @@ def mixture(recipe: Recipe, stats: Mapping[str, Stats]) -> Mixture:
     )
 
 
-def dataset_yaml(recipe: Recipe, profile: str, stats: Mapping[str, Stats]) -> tuple[bytes, list[str]]:
+def dataset_yaml(recipe: Recipe, profile: str, stats: Mapping[str, Stats], excluded: Excluded) -> tuple[bytes, list[str]]:
     """The file, and what a person has to be told of it.
 
     Sources that are not counted yet and those with nothing to draw are left out.
@@ -48,7 +68,7 @@ def dataset_yaml(recipe: Recipe, profile: str, stats: Mapping[str, Stats]) -> tu
     if missing := [source.name for source in recipe.sources if source.name not in stats]:
         notes.append(f"{layout.profile_dataset_file(profile)} leaves out what is not counted: {', '.join(missing)}")
     try:
-        mixed = mixture(recipe, stats)
+        mixed = mixture(recipe, stats, excluded)
     except UsageError as error:
         notes.append(f"{layout.profile_dataset_file(profile)} is empty: {error}")
     else:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from indexer.exclusion import read_exclusions
 from indexer.profile import OpenProfile, profile_names
 from indexer.stats import Stats
 from indexer.table import PartState, is_consolidated, part_states
@@ -18,7 +19,7 @@ from packer.format.errors import BayplanError, FormatError, UsageError
 from packer.format.manifest import PartManifest
 from packer.storage import Storage, open_storage
 from pipelines import dataset
-from pipelines.blend import dataset_yaml
+from pipelines.blend import dataset_yaml, excluded_of
 from pipelines.index_profiles import open_profiles, wanted_profiles
 from pipelines.index_tasks import ConsolidateTask, IndexTask, source_stats
 from pipelines.nv_meta import write_nv_meta
@@ -82,6 +83,7 @@ class IndexJob:
             raise UsageError(
                 f"{url}: found no {layout.RECIPE_FILE}: its first run has not got that far; run `bayplan pack` again"
             )
+        read_exclusions(self.storage)  # a list that cannot be read shows now, and not after hours of counting
         self._sources = list(identity.fingerprints)
         self._kept = kept
         self._recipe = kept if recipe is None else kept.model_copy(update={"profiles": recipe.profiles})
@@ -248,7 +250,8 @@ class IndexJob:
             self._report.notes.append(f"profile {name!r}: {blend} is left as it was, since {', '.join(failed)} failed")
             return
         known = {source: state.stats for source, state in states.items() if state.stats is not None}
-        document, notes = dataset_yaml(self._recipe, name, known)
+        excluded = excluded_of(self.storage, name, list(known))
+        document, notes = dataset_yaml(self._recipe, name, known, excluded)
         self.storage.publish_bytes(blend, document)
         self._report.notes += [f"profile {name!r}: {note}" for note in notes]
 

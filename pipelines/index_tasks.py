@@ -19,7 +19,7 @@ from indexer.facts import RecordFacts
 from indexer.image_rules import ImageCount
 from indexer.profile import open_stored
 from indexer.rows import Rows, Status
-from indexer.stats import Stats, stats_of
+from indexer.stats import Stats, decode_stats, encode_stats, stats_of
 from indexer.table import PartState, consolidate, part_state, read_stats, write_part
 from indexer.tokenizers import bound_threads
 from packer.convert import Step
@@ -154,7 +154,7 @@ def _index_part(
         rows,
         profile_fingerprint=task.fingerprint,
         part_fingerprint=part.fingerprint,
-        stats=orjson.dumps(stats.to_json()),
+        stats=encode_stats(stats),
     )
     yield IndexedPart(part_id=part.part_id, num_rows=len(rows))
 
@@ -332,7 +332,7 @@ def consolidate_source(task: ConsolidateTask, storage: Storage, guard: Guard) ->
 
 
 def _summed(blobs: Iterable[bytes]) -> bytes:
-    return orjson.dumps(Stats.merged(Stats.from_json(orjson.loads(blob), "a part's statistics") for blob in blobs).to_json())
+    return encode_stats(Stats.merged(decode_stats(blob, "its statistics") for blob in blobs))
 
 
 def source_stats(storage: Storage, profile: str, source: str) -> Stats:
@@ -342,4 +342,4 @@ def source_stats(storage: Storage, profile: str, source: str) -> Stats:
         UsageError: when it has none. FormatError: when it is damaged.
     """
     where = join_url(storage.url, layout.index_table_file(profile, source))
-    return Stats.from_json(orjson.loads(read_stats(storage, profile, source)), where)
+    return decode_stats(read_stats(storage, profile, source), where)

@@ -293,9 +293,10 @@ class PackJob:
         view, num_parts = dataset.stock_view(self._recipe, parts)
         self.storage.publish_bytes(layout.STOCK_FILE, view)
         if any(source.token_share is not None for source in self._recipe.sources):
+            blend = f"{layout.INDEX_DIR}/<profile>/{layout.PROFILE_DATASET_FILE}"
             self._report.notes.append(
-                f"{layout.STOCK_FILE} takes `token_share` for weights by samples, since nothing is counted yet; the weights that give "
-                f"these shares of tokens will be in {layout.INDEX_DIR}/<profile>/{layout.PROFILE_DATASET_FILE}: run `bayplan index`"
+                f"{layout.STOCK_FILE} takes `token_share` for weights by samples, since nothing is counted yet; "
+                f"`bayplan index` puts the weights that give these shares of tokens into {blend}"
             )
         if num_parts > dataset.MAX_STOCK_PARTS:
             self._report.notes.append(

@@ -107,7 +107,7 @@ def _profile(storage: Storage, recipe: Recipe, table: IndexTable, manifests: Man
     long = {source: _over_long(table, source, stored.profile.sequence_lengths) for source in table.sources}
     rows: dict[str, MixtureRow] = {}
     try:
-        mixed = mixture(recipe, stats)
+        mixed = mixture(recipe, stats, table.exclusion.sources if table.exclusion else {})
     except UsageError as error:
         notes.append(f"profile {table.profile!r}: {error}")
     else:

@@ -520,3 +520,33 @@ def test_a_source_nobody_can_count_fails(job: Path) -> None:
     failure = str(report.profiles["bare"]["pics"].failure)
     assert failure.startswith("none of its 9 samples can be counted (image_refused 9): see index/bare/quarantine/pics/")
     assert report.profiles["bare"]["text"].failure is None
+
+
+def test_excluded_samples_count_for_nothing_in_the_mixture(job: Path) -> None:
+    shares = "  - {name: text, schema: text, files: 'text.jsonl.gz', token_share: 0.5}\n"
+    shares += "  - {name: talk, schema: chat, files: talk.jsonl, image_root: images, token_share: 0.5}\n"
+    pack_in_process(write_recipe(job, sources=shares))
+    index_in_process(job / "out")
+    whole = blend(job / "out", "train")
+    longest = max(records(job / "out", "text"), key=lambda record: len(record["content"][0]["text"]))
+    (job / "out" / "exclude").mkdir()
+    (job / "out" / "exclude" / "longest.txt").write_text(f"{longest['id']}\n")
+    index_in_process(job / "out")
+    table = open_index(str(job / "out"), "qwen")
+    means = {}
+    for source in ("text", "talk"):
+        rows = map(table.row, table.rows_of_source(source))
+        lengths = [row.num_tokens for row in rows if row.status == 0 and row.id_hash != id_hash(longest["id"])]
+        means[source] = sum(lengths) / len(lengths)
+    now = blend(job / "out", "train")
+    assert now["text"] > whole["text"]
+    assert now["text"] / now["talk"] == pytest.approx(means["talk"] / means["text"])
+
+
+def test_a_list_that_cannot_be_read_stops_before_anything_is_counted(job: Path) -> None:
+    pack_in_process(job / "recipe.yaml")
+    (job / "out" / "exclude").mkdir()
+    (job / "out" / "exclude" / "ids.csv").write_text("a,b\n")
+    with pytest.raises(UsageError, match=r"ids\.csv"):
+        index_in_process(job / "out")
+    assert not (job / "out" / "index").exists()
