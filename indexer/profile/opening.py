@@ -61,21 +61,7 @@ def _opened(profile: Profile, tokenizer_file: str) -> OpenProfile:
     images = profile.images
     rule = None if images.rule is None else image_rule(images.rule, images.parameters)
     block = None if images.rule is None else _layout(images, tokenizer)
-    chat = profile.template
-    template = open_template(
-        TemplateSpec(
-            name=chat.name,
-            text=chat.text,
-            bos=chat.bos,
-            eos=chat.eos,
-            placeholder=_placeholder(images) if chat.placeholder is None else chat.placeholder,
-            content=chat.content,
-            date=chat.date,
-            variables=chat.variables,
-            assistant_tokens=tuple(chat.assistant_tokens),
-        ),
-        tokenizer.special_tokens,
-    )
+    template = open_template(_template_spec(profile), tokenizer.special_tokens)
     identity = {
         "counting_version": COUNTING_VERSION,
         "tokenizer": tokenizer.fingerprint,
@@ -112,8 +98,27 @@ def _layout(images: ImageSettings, tokenizer: TextTokenizer) -> ImageLayout:
     return image_layout(images.layout, preset, images.layout_parameters, tokenizer.special_tokens)
 
 
-def _placeholder(images: ImageSettings) -> str:
-    return default_layout(images.rule).placeholder if images.rule in PRESETS else "<image>"
+def _template_spec(profile: Profile) -> TemplateSpec:
+    chat = profile.template
+    return TemplateSpec(
+        name=chat.name,
+        text=chat.text,
+        bos=chat.bos,
+        eos=chat.eos,
+        placeholder=used_placeholder(profile),
+        content=chat.content,
+        date=chat.date,
+        variables=chat.variables,
+        assistant_tokens=tuple(chat.assistant_tokens),
+    )
+
+
+def used_placeholder(profile: Profile) -> str | None:
+    """What a profile's template writes for an image: its own, or that of the rule's models. None: the template's default."""
+    template, rule = profile.template, profile.images.rule
+    if template.placeholder is not None or template.name == "document" or rule not in PRESETS:
+        return template.placeholder
+    return default_layout(rule).placeholder
 
 
 def _plain(value: ImageRule | ImageLayout) -> dict[str, Any]:

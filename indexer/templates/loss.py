@@ -53,15 +53,30 @@ def _end(through: str, full: str, start: int, splitter: Splitter) -> int | None:
     """Where in `full` the turn ends that `through` ends with and that begins at `start` in both."""
     if full.startswith(through):
         return len(through)
-    turn = through[start:]
-    cut = turn.find(full[start : start + 1], 1)
-    while cut > 0 and turn[cut:].strip():
-        if full.startswith(turn[cut:], start):
-            return start + len(turn) - cut
-        cut = turn.find(full[start], cut + 1)
+    first, last = full[start : start + 1], len(through.rstrip())
+    cut = through.find(first, start + 1, last)
+    while cut >= 0:
+        if _continues(full, start, through, cut):
+            return start + len(through) - cut
+        cut = through.find(first, cut + 1, last)
     common = _num_common(through, full)
     common = min(splitter.outside_token(text, common, start) for text in (through, full))
     return common if common > start and full.endswith(through[common:]) else None
+
+
+def _continues(full: str, start: int, through: str, cut: int) -> bool:
+    """Whether `full` goes on from `start` as `through` does from `cut`. Copies little more than what is the same: a turn of
+    400,000 characters has tens of thousands of places to try.
+    """
+    tail = through[max(cut, len(through) - 64) :]
+    if not full.endswith(tail, start, start + len(through) - cut):
+        return False
+    size = 64
+    while cut < len(through):
+        if not full.startswith(through[cut : cut + size], start):
+            return False
+        start, cut, size = start + size, cut + size, 2 * size
+    return True
 
 
 def _num_common(first: str, second: str) -> int:

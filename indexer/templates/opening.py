@@ -15,7 +15,7 @@ from indexer.templates.guard import Guard
 from indexer.templates.jinja import JinjaTemplate
 from indexer.templates.messages import MessageWriter
 from indexer.templates.probe import probe
-from indexer.templates.spec import SpecialFlags, Template, TemplateSpec
+from indexer.templates.spec import DEFAULT_PLACEHOLDER, SpecialFlags, Template, TemplateSpec
 from indexer.templates.splitter import Splitter
 from packer.format.errors import UsageError
 
@@ -47,13 +47,14 @@ def _open_chat(spec: TemplateSpec, specials: Mapping[str, SpecialFlags]) -> Chat
     tokens = {name: token for name, token in (("bos_token", spec.bos), ("eos_token", spec.eos)) if token is not None}
     constants = tokens | dict(spec.variables)
     template = JinjaTemplate(source, spec.day(), constants)
-    forms = probe(template, spec.placeholder, spec.content)
-    splitter = Splitter(specials, spec.placeholder)
+    placeholder = DEFAULT_PLACEHOLDER if spec.placeholder is None else spec.placeholder
+    forms = probe(template, placeholder, spec.content)
+    splitter = Splitter(specials, placeholder)
     guard = Guard(splitter.words)
     free = frozenset(spec.assistant_tokens)
     writer = MessageWriter(
         forms=forms,
-        placeholder=spec.placeholder,
+        placeholder=placeholder,
         guard=guard,
         assistant_guard=Guard([word for word in splitter.words if word not in free]) if free else guard,
         reserved=source + json.dumps(constants) + json.dumps(constants, ensure_ascii=False),
@@ -64,7 +65,7 @@ def _open_chat(spec: TemplateSpec, specials: Mapping[str, SpecialFlags]) -> Chat
         constants=constants,
         bos=spec.bos,
         eos=spec.eos,
-        placeholder=spec.placeholder,
+        placeholder=placeholder,
         date=spec.date,
         forms=dict(forms),
         assistant_tokens=sorted(free),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Protocol
 
 from indexer.segments import Segment
@@ -13,6 +13,22 @@ from packer.format.errors import BayplanError, UsageError
 
 NAMES = ("document", "chatml", "jinja")
 CONTENT_FORMS = ("auto", "parts", "string")
+DEFAULT_PLACEHOLDER = "<image>"
+
+_OF_CHAT_TEMPLATES = {
+    "variables": "variables of a Jinja chat template",
+    "date": "the day that a Jinja chat template asks strftime_now for",
+    "content": "the form in which a Jinja chat template reads messages",
+}
+_OF_CONVERSATIONS = {
+    "placeholder": "what a chat template writes for an image",
+    "assistant_tokens": "special tokens in the text of assistant turns",
+}
+_WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
+    "document": _OF_CHAT_TEMPLATES | _OF_CONVERSATIONS,
+    "chatml": _OF_CHAT_TEMPLATES,
+}
+"""Template -> the settings it has no use for, and what each is for."""
 
 
 class TemplateFailure(BayplanError):
@@ -55,8 +71,8 @@ class TemplateSpec:
     """Special token that begins a document; `bos_token` in a chat template."""
     eos: str | None = None
     """Special token that ends a document; `eos_token` in a chat template."""
-    placeholder: str = "<image>"
-    """What the chat template writes for an image; the image's whole block stands in its place."""
+    placeholder: str | None = None
+    """What the chat template writes for an image, where the image's whole block goes; None: DEFAULT_PLACEHOLDER."""
     date: str | None = None
     """YYYY-MM-DD, the day that `strftime_now` tells, since a count must not depend on the day it is made."""
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +89,7 @@ class TemplateSpec:
             raise UsageError(f"template {self.name!r}: its `text` is for `jinja` alone, and `jinja` needs it")
         if self.content not in CONTENT_FORMS:
             raise UsageError(f"template content: found {self.content!r}, expected one of {', '.join(CONTENT_FORMS)}")
-        if not self.placeholder:
+        if self.placeholder == "":
             raise UsageError("template placeholder: found an empty string, expected what the template writes for an image")
         if self.date is not None:
             self.day()
@@ -81,6 +97,17 @@ class TemplateSpec:
             json.dumps(dict(self.variables), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise UsageError(f"template variables: expected JSON values: {error}") from error
+        self._refuse_without_effect()
+
+    def _refuse_without_effect(self) -> None:
+        defaults = {item.name: None if item.default is MISSING else item.default for item in fields(self)}
+        useless = [
+            f"template {self.name!r}: {name}: found {value!r}, but that is for {purpose} and changes nothing here: leave it out"
+            for name, purpose in _WITHOUT_EFFECT.get(self.name, {}).items()
+            if (value := getattr(self, name)) not in (defaults[name], {})
+        ]
+        if useless:
+            raise UsageError("; ".join(useless))
 
     def day(self) -> datetime.date | None:
         """`date` as a date."""

@@ -6,6 +6,7 @@ take the white space beside it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from indexer.segments import Image, Segment, Text, Token
@@ -14,6 +15,8 @@ from indexer.templates.spec import SpecialFlags, TemplateFailure
 
 WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 """Unicode's White_Space, as the Rust side strips it; Python's own strip takes four control characters more."""
+
+_WHITE_SPACE = re.compile(f"[{WHITE_SPACE}]*")
 
 Span = tuple[int, int]
 """Characters [start, end) of the rendered text."""
@@ -48,8 +51,8 @@ class Splitter:
             text_end = position + len(rendered[position:start].rstrip(WHITE_SPACE)) if left else start
             texts.add(position, text_end)
             position = end
-            if right:
-                position = len(rendered) - len(rendered[end:].lstrip(WHITE_SPACE))
+            if right and (white_space := _WHITE_SPACE.match(rendered, end)):
+                position = white_space.end()
             if word == self._placeholder:
                 if num_images < len(images):
                     segments.append(Image(images[num_images]))

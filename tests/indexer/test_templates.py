@@ -275,6 +275,20 @@ def test_thinking_that_only_the_last_turn_keeps() -> None:
     assert in_loss(open_named("qwen3").segments(record)) == "2 + 4<|im_end|><think>\n2 + 2\n</think>\n\n4<|im_end|>"
 
 
+def test_a_turn_of_many_places_to_try_is_found() -> None:
+    """The last turn keeps a beginning; where it ends is looked for at every `a`, up to the far end of the same text."""
+    template = from_source(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if loop.last and m.role == 'assistant' %}{{ start }}-{% endif %}{{ m.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        content="string",
+        variables={"start": "a" * 100_000},
+    )
+    text = "a" * 50_000 + "b"
+    record = chat(("user", "x"), ("assistant", text), ("user", "y"), ("assistant", "z"))
+    assert in_loss(template.segments(record)) == f"{text}<|im_end|>{'a' * 100_000}-z<|im_end|>"
+
+
 def test_a_turn_that_cannot_be_found_again_is_refused() -> None:
     template = from_source(
         "{% for m in messages %}<|im_start|>{{ m.content if loop.last else m.content | upper }}<|im_end|>\n{% endfor %}"
@@ -616,6 +630,20 @@ def test_tools_that_are_no_list() -> None:
         ({"name": "chatml", "text": "x"}, "for `jinja` alone"),
         ({"name": "llama"}, "found 'llama', expected one of document"),
         ({"name": "chatml", "content": "list"}, "found 'list'"),
+        (
+            {"name": "chatml", "variables": {"a": 1}, "content": "string"},
+            "template 'chatml': variables: found {'a': 1}, but that is for variables of a Jinja chat template and changes "
+            "nothing here: leave it out; template 'chatml': content: found 'string', but that is for the form in which",
+        ),
+        (
+            {"name": "chatml", "date": "2025-01-01"},
+            "date: found '2025-01-01', but that is for the day that a Jinja chat template",
+        ),
+        ({"name": "document", "variables": {"a": 1}}, "template 'document': variables: found {'a': 1}, but"),
+        ({"name": "document", "content": "parts"}, "content: found 'parts', but"),
+        ({"name": "document", "date": "2025-01-01"}, "date: found '2025-01-01', but"),
+        ({"name": "document", "placeholder": "<image>"}, "placeholder: found '<image>', but that is for what a chat template"),
+        ({"name": "document", "assistant_tokens": ("<think>",)}, "assistant_tokens: found ('<think>',), but that is for special"),
         ({"name": "chatml", "placeholder": ""}, "placeholder"),
         ({"name": "chatml", "date": "today"}, "expected YYYY-MM-DD"),
         ({"name": "chatml", "variables": {"x": {1}}}, "JSON"),
@@ -645,8 +673,8 @@ def test_the_fingerprint_tells_what_changes_the_segments() -> None:
         of(bos="<s>"),
         of(eos="</s>"),
         of(placeholder="[IMG]"),
-        of(date="2025-01-01"),
-        of(variables={"a": 1}),
+        of(name="jinja", text=source_of("mistral"), eos="</s>", date="2025-01-01"),
+        of(name="jinja", text=source_of("mistral"), eos="</s>", variables={"a": 1}),
         of(assistant_tokens=("<think>",)),
         of(SPECIALS | {"<new>": Flags()}),
         of(SPECIALS | {"<s>": Flags(lstrip=True)}),
@@ -655,7 +683,7 @@ def test_the_fingerprint_tells_what_changes_the_segments() -> None:
         of(name="document", bos="<s>"),
     ]
     assert len(set(variants)) == len(variants)
-    assert variants[0] == of(dict(reversed(SPECIALS.items()))) == of(content="string")
+    assert variants[0] == of(dict(reversed(SPECIALS.items())))
     assert len(variants[0]) == 32
 
 
