@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from indexer.image_layouts import ImageLayout
 from indexer.image_rules import MAX_SIDE, ImageCount, ImageRule, ImageSizes
-from indexer.rows import Status
+from indexer.rows import MAX_COUNT, Status
 from indexer.segments import Features, Image, Text, Token
 from indexer.templates import Template, TemplateFailure
 from indexer.tokenizers import TextTokenizer, TokenizationFailed, token_id
@@ -145,8 +145,8 @@ class SampleEncoder:
                 position += len(part_ids)
         except (TemplateFailure, TokenizationFailed) as error:
             raise _refused(error) from error
-        if not position:
-            raise SampleRefused(Status.EMPTY, "found no token, expected at least one")
+        if refused := _wrong_length(position, counts):
+            raise refused
         return EncodedSample(
             ids=np.concatenate(ids).astype(np.int32),
             loss_mask=np.concatenate(losses).astype(np.bool_),
@@ -282,7 +282,8 @@ class SampleEncoder:
         for k, number in zip(fit, numbers, strict=True):
             refused = next((place for place in range(first, first + number) if place in counts.refusals), None)
             if refused is None:
-                found[k] = tuple(each[first : first + number])
+                own = tuple(each[first : first + number])
+                found[k] = _too_large(own) or own
             else:
                 size = f"{entries[refused]['width']}x{entries[refused]['height']}"
                 detail = f"image {refused - first} of {size}: {counts.refusals[refused]}"
@@ -304,8 +305,8 @@ class SampleEncoder:
 
 
 def _completed(count: SampleCount, num_text: int, num_loss: int) -> SampleCount | SampleRefused:
-    if not count.num_tokens + num_text:
-        return SampleRefused(Status.EMPTY, "found no token, expected at least one")
+    if refused := _wrong_length(count.num_tokens + num_text, count.images):
+        return refused
     return SampleCount(
         num_text_tokens=num_text,
         num_image_tokens=count.num_image_tokens,
@@ -313,6 +314,29 @@ def _completed(count: SampleCount, num_text: int, num_loss: int) -> SampleCount 
         num_loss_tokens=count.num_loss_tokens + num_loss,
         images=count.images,
     )
+
+
+def _wrong_length(num_tokens: int, images: Sequence[ImageCount]) -> SampleRefused | None:
+    """Why a sample of this length has no place in an index."""
+    if not num_tokens:
+        return SampleRefused(Status.EMPTY, "found no token, expected at least one")
+    if num_tokens > MAX_COUNT:
+        status = Status.IMAGE_REFUSED if images else Status.NOT_TOKENIZED
+        return SampleRefused(status, f"found {num_tokens:,} tokens, an index holds up to {MAX_COUNT:,} of a sample")
+    return None
+
+
+def _too_large(counts: Sequence[ImageCount]) -> SampleRefused | None:
+    """Why the counts of a sample's images have no place in an index, where its columns would hold something else."""
+    for name in ("num_image_tokens", "num_patches", "sum_squared_attention"):
+        values = [getattr(count, name) for count in counts]
+        if min(values) < 0:
+            k = next(k for k, value in enumerate(values) if value < 0)
+            return SampleRefused(Status.IMAGE_REFUSED, f"image {k}: found {name} {values[k]:,}, expected 0 or more")
+        if name != "sum_squared_attention" and sum(values) > MAX_COUNT:
+            detail = f"found {name} {sum(values):,} of its images, an index holds up to {MAX_COUNT:,} of a sample"
+            return SampleRefused(Status.IMAGE_REFUSED, detail)
+    return None
 
 
 def _refused(error: TemplateFailure | TokenizationFailed) -> SampleRefused:

@@ -42,6 +42,8 @@ EXPLANATIONS: dict[Status, str] = {
     Status.EMPTY: "it has no token at all under this profile",
 }
 
+MAX_COUNT = 2**31 - 1
+"""The largest number a 32-bit column holds."""
 COUNTS = ("num_text_tokens", "num_image_tokens", "num_tokens", "num_loss_tokens", "num_images", "num_patches")
 _PLACES = {"record_offset": np.int64, "record_size": np.int64, "id_hash": np.uint64, "status": np.uint8}
 IMAGE_FIELDS = {

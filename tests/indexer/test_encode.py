@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -269,6 +270,23 @@ def test_what_is_refused_is_refused_with_a_reason(
         encoders(name).encode(record)
     assert caught.value.status is status
     assert shown(encoders(name).lengths([record])[0]) == shown(caught.value)
+
+
+def test_counts_that_an_index_cannot_hold_are_refused(tmp_path: Path) -> None:
+    """Each image alone fits into 32 bits, two of them do not; patches may be too many where tokens are not."""
+    case = CASES["chatml, wrapped, stand-in"]
+    large = {"rule": "qwen2_5_vl", "parameters": {"max_pixels": 2**48}}
+    encoder = opened(dataclasses.replace(case, images=large), tmp_path).encoder
+    side = 1_000_000
+    one, two = document(0, sizes=[(side, side)]), document("a", 0, 1, sizes=[(side, side)] * 2)
+    refused = encoder.lengths([one, two, document("a", 0, sizes=[(40, 40)])])
+    assert shown(refused[0]) == (
+        Status.IMAGE_REFUSED,
+        "found num_patches 5,101,959,184 of its images, an index holds up to 2,147,483,647 of a sample",
+    )
+    assert "found num_image_tokens 2,550,979,592 of its images" in str(refused[1])
+    assert isinstance(refused[2], SampleCount)
+    assert [shown(encoded(encoder, record)) for record in (one, two)] == [shown(found) for found in refused[:2]]
 
 
 def test_images_are_counted_where_they_stand_and_numbered_as_they_are_read(encoders: Encoders) -> None:

@@ -267,14 +267,65 @@ def test_parameters_replace_published_values() -> None:
         ("no.such.module:rule", {}, "image rule no.such.module:rule cannot be loaded"),
         ("math:no_such", {}, "image rule math:no_such cannot be loaded"),
         ("math:pi", {}, "image rule math:pi is of type float, expected a function of ImageSizes"),
-        ("builtins:len", {}, "image rule builtins:len returned int, expected ImageCounts of 1 images"),
-        ("builtins:int", {}, "image rule builtins:int raised TypeError"),
         ("builtins:len", {"a": 1}, "image rule builtins:len cannot be called with the parameters {'a': 1}"),
     ],
 )
 def test_wrong_names_and_parameters_say_the_way_out(name: str, parameters: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         image_rule(name, parameters)(ImageSizes.of([(1, 1)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("builtins:len", "image rule builtins:len returned int, expected ImageCounts of 1 images"),
+        ("builtins:int", "image rule builtins:int raised TypeError: int() argument must be"),
+    ],
+)
+def test_a_function_that_is_no_rule_refuses_every_image(name: str, message: str) -> None:
+    counts = image_rule(name)(ImageSizes.of([(1, 1), (2, 2)]))
+    assert set(counts.refusals) == {0, 1}
+    assert counts.refusals[1].startswith(message)
+    assert count_one(image_rule(name), 1, 1).num_image_tokens == 0
+
+
+FAULTS = """
+import dataclasses
+import numpy as np
+from indexer.image_rules import image_counts
+
+def faults(sizes):
+    width = sizes.widths
+    if (width == 13).any():
+        raise ValueError("thirteen")
+    tokens = np.where(width == 14, -1, np.where(width == 15, 2**31, width))
+    unit = "patches" if (width == 16).any() else "rooms" if (width == 17).any() else "tiles"
+    counts = image_counts(sizes, image_tokens=tokens, patches=1, grid=(1, 1), grid_unit=unit, refusals=
+        {k: "too plain" for k in np.flatnonzero(width == 18).tolist()})
+    if (width == 19).any():
+        counts = dataclasses.replace(counts, num_patches=counts.num_patches[1:])
+    return dataclasses.replace(counts, grid_rows=counts.grid_rows / 2) if (width == 20).any() else counts
+"""
+FAULTY = {
+    13: "image rule rule_with_faults:faults raised ValueError: thirteen",
+    14: "image rule rule_with_faults:faults returned num_image_tokens -1, expected 0 or more and less than 2^31",
+    15: "image rule rule_with_faults:faults returned num_image_tokens 2147483648, expected 0 or more and less than 2^31",
+    17: "image rule rule_with_faults:faults returned grid_unit 'rooms', expected one of patches, tiles",
+    18: "too plain",
+    19: "image rule rule_with_faults:faults returned num_patches of int64 of shape (1,), expected 2 integers",
+    20: "image rule rule_with_faults:faults returned grid_rows of float64 of shape (2,), expected 2 integers",
+}
+
+
+@pytest.mark.parametrize("width", FAULTY)
+def test_your_own_rule_costs_the_samples_it_fails_for(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rule_with_faults.py").write_text(FAULTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = image_rule("rule_with_faults:faults")
+    counts = rule(ImageSizes.of([(5, 9), (width, 9), (6, 9), (7, 9)], [1, 0, 2, 1]))
+    expected = {1: FAULTY[width]} if width == 18 else dict.fromkeys((1, 2), FAULTY[width])
+    assert counts.refusals == expected
+    assert counts.num_image_tokens.tolist() == [5, 0, 6 if width == 18 else 0, 7]
 
 
 @pytest.mark.parametrize(
@@ -313,6 +364,14 @@ def test_your_own_rule_plugs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert count_one(image_rule("own_rule_of_test:squares"), 11, 20).sum_squared_attention == 16
     again = pickle.loads(pickle.dumps(rule))
     assert count_one(again, 11, 20) == count_one(rule, 11, 20)
+
+
+def test_samples_asked_for_alone_must_agree_on_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rule_with_faults.py").write_text(FAULTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    counts = image_rule("rule_with_faults:faults")(ImageSizes.of([(5, 9), (16, 9), (13, 9)]))
+    unit = "image rule rule_with_faults:faults returned grid_unit 'patches', and 'tiles' for another sample"
+    assert counts.refusals == {1: unit, 2: FAULTY[13]}
 
 
 @every_rule
