@@ -98,7 +98,7 @@ def _open(storage: Storage, recipe: Recipe, name: str, replace_changed: bool) ->
         tokenizer = Path(file).read_bytes()
     if stored is not None and stored.fingerprint != opened.fingerprint and not replace_changed:
         raise UsageError(
-            f"profile {name!r} changed since it was indexed: {difference(stored.identity, opened.identity)}: "
+            f"profile {name!r} changed since it was indexed: {difference(stored, opened)}: "
             "undo the change, give it another name, or let `--replace-changed` drop its index and count anew"
         )
     known = stored and (stored.fingerprint, stored.profile, stored.tokenizer_origin)

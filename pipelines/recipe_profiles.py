@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -78,6 +80,14 @@ class ProfileModel(_Model):
         """Path of the tokenizer's file."""
         return self.tokenizer if isinstance(self.tokenizer, str) else self.tokenizer.file
 
+    def _meant_template(self) -> str:
+        """The end of a message on a template that cannot be read: a built-in one may have been meant."""
+        if Path(self.template).exists():
+            return ""
+        near = difflib.get_close_matches(Path(self.template).name.lower(), BUILT_IN_TEMPLATES, n=1)
+        known = " or ".join(BUILT_IN_TEMPLATES)
+        return f"; did you mean the built-in {near[0]!r}?" if near else f"; expected such a file, or the built-in {known}"
+
     def settings(self, name: str) -> Profile:
         """The profile as the indexer takes it; reads the template's file.
 
@@ -94,7 +104,7 @@ class ProfileModel(_Model):
         try:
             text = None if built_in else read_chat_template(self.template)
         except UsageError as error:
-            raise UsageError(f"profile {name!r}: template: {error}") from error
+            raise UsageError(f"profile {name!r}: template: {error}{self._meant_template()}") from error
         return counting.Profile(
             name=name,
             tokenizer=counting.TokenizerSettings(

@@ -77,9 +77,19 @@ def test_its_dataset_is_the_golden_dataset(tree_digest: Any) -> None:
     assert tree_digest(GOLDEN / "dataset/sources") == tree_digest(GOLDEN.parent / "v1/dataset/sources")
 
 
+def with_golden_versions(file: Path) -> None:
+    """Write the versions of the golden libraries into a profile: others may count it, as long as they give the same ids."""
+    golden = json.loads((GOLDEN / "dataset" / file.relative_to(file.parents[2])).read_bytes())
+    document = json.loads(file.read_bytes())
+    document["counted_with"]["libraries"] = golden["counted_with"]["libraries"]
+    file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
 def test_todays_writer_gives_the_golden_bytes(tmp_path: Path, tree_digest: Any) -> None:
     shutil.copytree(GOLDEN / "dataset/sources", tmp_path / "dataset/sources")
     write_index(tmp_path / "dataset")
+    for name in PROFILES:
+        with_golden_versions(tmp_path / "dataset" / layout.profile_file(name))
     assert tree_digest(tmp_path / "dataset") == tree_digest(GOLDEN / "dataset")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from indexer.profile.counted_with import CountedWith, check_counted_with, counted_with
+from indexer.profile.difference import difference
 from indexer.profile.opening import COUNTING_VERSION, OpenProfile, open_profile
 from indexer.profile.settings import ImageSettings, Profile, TemplateSettings, TokenizerSettings
 from indexer.profile.stored import (
     StoredProfile,
-    difference,
     open_copy,
     open_stored,
     profile_names,
@@ -16,12 +17,15 @@ from indexer.profile.stored import (
 
 __all__ = [
     "COUNTING_VERSION",
+    "CountedWith",
     "ImageSettings",
     "OpenProfile",
     "Profile",
     "StoredProfile",
     "TemplateSettings",
     "TokenizerSettings",
+    "check_counted_with",
+    "counted_with",
     "difference",
     "open_copy",
     "open_profile",

@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 
+from indexer.profile.counted_with import CountedWith, check_counted_with, counted_with
+from indexer.profile.difference import difference
 from indexer.profile.opening import OpenProfile, identity_fingerprint, open_profile
 from indexer.profile.settings import Profile
 from packer.format import layout
 from packer.format.errors import FormatError, UsageError
 from packer.format.manifest import encode_document, parse_document
-from packer.storage import Storage, join_url
+from packer.storage import Storage, join_url, open_storage
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class StoredProfile:
     """Relative to the dataset."""
     tokenizer_origin: str
     """Where it was copied from."""
+    counted_with: CountedWith
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +42,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
     identity: dict[str, Any]
     tokenizer_file: str
     tokenizer_origin: str
+    counted_with: CountedWith
     settings: Profile
 
 
@@ -53,6 +57,7 @@ def write_profile(storage: Storage, opened: OpenProfile, tokenizer_origin: str, 
         identity=dict(opened.identity),
         tokenizer_file=copy,
         tokenizer_origin=tokenizer_origin,
+        counted_with=counted_with(opened),
         settings=opened.profile,
     )
     storage.publish_bytes(layout.profile_file(name), encode_document("profile", msgspec.to_builtins(document)))
@@ -85,6 +90,7 @@ def read_profile(storage: Storage, name: str) -> StoredProfile | None:
         identity=document.identity,
         tokenizer_file=document.tokenizer_file,
         tokenizer_origin=document.tokenizer_origin,
+        counted_with=document.counted_with,
     )
 
 
@@ -93,12 +99,13 @@ def profile_names(storage: Storage) -> list[str]:
     return [name for name in storage.list_dirs(layout.INDEX_DIR) if storage.stat(layout.profile_file(name)) is not None]
 
 
-def open_stored(storage: Storage, name: str) -> OpenProfile:
-    """The encoder of a dataset's profile, from the dataset alone; exactly what its index was made with.
+def open_stored(dataset: Storage | str, name: str) -> OpenProfile:
+    """The encoder of a dataset's profile, from the dataset (or its path or URL) alone; exactly what its index was made with.
 
     Raises:
-        UsageError: no such profile, or this release or machine counts differently.
+        UsageError: no such profile, or this release, machine or library counts differently.
     """
+    storage = open_storage(dataset) if isinstance(dataset, str) else dataset
     stored = read_profile(storage, name)
     if stored is None:
         known = ", ".join(profile_names(storage)) or "none"
@@ -106,9 +113,10 @@ def open_stored(storage: Storage, name: str) -> OpenProfile:
     opened = open_copy(storage, stored.profile, stored.tokenizer_file)
     if opened.fingerprint != stored.fingerprint:
         raise UsageError(
-            f"profile {name!r}: counted by {difference(stored.identity, opened.identity)}: "
+            f"profile {name!r}: counted by {difference(stored, opened)}: "
             "index again with `--replace-changed`, or use the release it was indexed with"
         )
+    check_counted_with(opened, stored.counted_with)
     return opened
 
 
@@ -130,20 +138,3 @@ def open_copy(storage: Storage, profile: Profile, tokenizer_file: str) -> OpenPr
             return open_profile(profile, str(path))
         except UsageError as error:
             raise UsageError(str(error).replace(str(path), where)) from error
-
-
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """In words, where two identities differ: both values of each."""
-    old_flat, new_flat = dict(_flat(old)), dict(_flat(new))
-    keys = [key for key in sorted(old_flat.keys() | new_flat.keys()) if old_flat.get(key) != new_flat.get(key)]
-    return "; ".join(f"{key}: found {new_flat.get(key)!r}, the index has {old_flat.get(key)!r}" for key in keys)
-
-
-def _flat(identity: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in identity.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{prefix}{key}.")
-        else:
-            found.append((prefix + key, value))
-    return found

@@ -25,6 +25,7 @@ from indexer.profile import (
     Profile,
     TemplateSettings,
     TokenizerSettings,
+    counted_with,
     difference,
     open_profile,
     open_stored,
@@ -205,7 +206,7 @@ def test_the_fingerprint_of_an_own_rule_is_that_of_its_file(name: str, tokenizer
     own_rule(OWN_RULE + "\n# edited\n")
     after = opened()
     assert after.fingerprint != before.fingerprint
-    assert difference(before.identity, after.identity).startswith("image_rule.file_digest: found ")
+    assert difference(before, after).startswith("image_rule.file_digest: found ")
     if name == "fixed":
         assert opened(parameters={"tokens": 8}).fingerprint != after.fingerprint
 
@@ -266,12 +267,90 @@ def test_the_same_profile_is_written_the_same(tokenizer: str, tmp_path: Path, tr
 def test_a_difference_names_both_values(tokenizer: str) -> None:
     old = open_profile(settings(), tokenizer)
     new = open_profile(settings(images={"parameters": {"patch_size": 16}, "layout_parameters": {"after": []}}), tokenizer)
-    assert difference(old.identity, new.identity) == (
+    assert difference(old, new) == (
         "image_layout.after: found [], the index has ['<|vision_end|>']; image_rule.patch_size: found 16, the index has 14"
     )
     no_rule = open_profile(settings(images={"rule": None}, template={"placeholder": QWEN_IMAGE}), tokenizer)
-    assert "image_rule.patch_size: found None, the index has 14" in difference(old.identity, no_rule.identity)
-    assert difference(old.identity, old.identity) == ""
+    assert "image_rule.patch_size: found None, the index has 14" in difference(old, no_rule)
+    assert difference(old, old) == ""
+
+
+BRIEF = QWEN_VL.replace("helpful", "brief")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer": {"special_tokens": ["<x>"]}}, "tokenizer.special_tokens: found ['<x>'], the index has []"),
+        ({"template": {"bos": "<|endoftext|>"}}, "template.bos: found '<|endoftext|>', the index has None"),
+        ({"template": {"date": "2025-07-26"}}, "template.date: found '2025-07-26', the index has None"),
+        ({"template": {"variables": {"a": 1}}}, "template.variables: found {'a': 1}, the index has {}"),
+        (
+            {"template": {"placeholder": "<|image_pad|>"}},
+            f"template.placeholder: found '<|image_pad|>', the index has {QWEN_IMAGE!r}",
+        ),
+        ({"template": {"name": "chatml", "text": None}}, "template.name: found 'chatml', the index has 'jinja'"),
+        ({"template": {"text": BRIEF + "\n"}}, "the template's text: first differing line "),
+        ({"template": {"text": QWEN_VL + "\nmore"}}, ": found 'more', the index has its end"),
+    ],
+)
+def test_a_difference_names_the_setting(changes: dict[str, Any], message: str, tokenizer: str) -> None:
+    found = difference(open_profile(settings(), tokenizer), open_profile(settings(**changes), tokenizer))
+    assert message in found
+    assert "; " not in found
+
+
+def test_a_difference_of_texts_shows_where_they_differ(tokenizer: str) -> None:
+    old, new = (open_profile(settings(template={"text": text}), tokenizer) for text in (QWEN_VL, BRIEF))
+    found = re.fullmatch(r"the template's text: first differing line (\d+): found (.*), the index has (.*)", difference(old, new))
+    assert found is not None
+    assert QWEN_VL.split("\n")[int(found[1]) - 1] != BRIEF.split("\n")[int(found[1]) - 1]
+    assert "brief" in found[2]
+    assert "helpful" in found[3]
+
+
+def counted(folder: Path, **changes: Any) -> None:
+    """Edit what a stored profile says of the libraries it was counted with."""
+    file = folder / layout.profile_file("small")
+    document = json.loads(file.read_bytes())
+    file.write_text(json.dumps(document | {"counted_with": document["counted_with"] | changes}))
+
+
+def test_libraries_that_give_other_ids_are_refused_with_both_versions(tokenizer: str, tmp_path: Path) -> None:
+    storage = stored(tmp_path / "dataset", settings(), tokenizer)
+    known = read_profile(storage, "small")
+    assert known is not None
+    here = known.counted_with.libraries
+    assert list(here) == ["tokenizers", "jinja2"]
+    versions = {"tokenizers": "0.1.2", "jinja2": "3.0"}
+    counted(tmp_path / "dataset", libraries=versions)
+    assert open_stored(storage, "small").fingerprint == known.fingerprint
+    for probe in ("text", "conversation"):
+        stored(tmp_path / "dataset", settings(), tokenizer)
+        counted(tmp_path / "dataset", libraries=versions, **{f"probe_{probe}": "0" * 32})
+        expected = (
+            f"profile 'small': counted with tokenizers 0.1.2 and jinja2 3.0, here tokenizers {here['tokenizers']} and jinja2 "
+            f"{here['jinja2']} gives other ids for a fixed {probe}"
+        )
+        with pytest.raises(UsageError, match=re.escape(expected)):
+            open_stored(storage, "small")
+
+
+def test_the_probe_sees_what_the_fingerprint_does(tokenizer: str) -> None:
+    """Another template or vocabulary gives another digest: the probe is really rendered and tokenized."""
+    first, chatml = (counted_with(open_profile(settings(**c), tokenizer)) for c in ({}, OTHERS["name of template"]))
+    assert first.probe_text == chatml.probe_text
+    assert first.probe_conversation != chatml.probe_conversation
+    assert list(counted_with(open_profile(document_profile(), tokenizer)).libraries) == ["tokenizers"]
+    file = str(Path(tokenizer).with_name("other.json"))
+    processors.byte_level_tokenizer(processors.QWEN_TOKENS.values(), vocab_size=300).save(file)
+    assert counted_with(open_profile(settings(), file)).probe_text != first.probe_text
+
+
+def test_a_path_opens_a_stored_profile(tokenizer: str, tmp_path: Path) -> None:
+    storage = stored(tmp_path / "dataset", settings(), tokenizer)
+    for dataset in (str(tmp_path / "dataset"), (tmp_path / "dataset").as_uri()):
+        assert open_stored(dataset, "small").fingerprint == open_stored(storage, "small").fingerprint
 
 
 def test_another_way_of_counting_is_refused_with_both_values(
@@ -287,7 +366,7 @@ def test_another_tokenizer_in_the_place_of_the_copy_is_refused(tokenizer: str, t
     storage = stored(tmp_path / "dataset", settings(), tokenizer)
     other = processors.byte_level_tokenizer(processors.QWEN_TOKENS.values(), vocab_size=300)
     other.save(str(tmp_path / "dataset" / "index" / "small" / "tokenizer.json"))
-    with pytest.raises(UsageError, match=r"profile 'small': counted by tokenizer: found '\w{32}', the index has '\w{32}': "):
+    with pytest.raises(UsageError, match=r"profile 'small': counted by the tokenizer's file: found other contents than "):
         open_stored(storage, "small")
 
 
@@ -342,6 +421,7 @@ def with_setting(key: str, value: Any) -> Callable[[bytes], bytes]:
         (change(identity=[]), "Expected `object`, got `array` - at `$.identity`"),
         (change(identity={}), "the file is damaged; remove it and index again"),
         (change(settings={"name": "small"}), "missing required field `tokenizer` - at `$.settings`"),
+        (without("counted_with"), "missing required field `counted_with`"),
         (without("tokenizer_file"), "missing required field `tokenizer_file`"),
         (with_setting("sequence_length", [1]), "unknown field `sequence_length` - at `$.settings`"),
         (with_setting("template", {"name": "llama"}), "Invalid enum value 'llama' - at `$.settings.template.name`"),
@@ -388,6 +468,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"template": {"text": "{% for m in messages %}\n{{ m. }}{% endfor %}"}}, "the chat template has a mistake in line 2"),
     ({"template": {"placeholder": ""}}, "template placeholder: found an empty string"),
     ({"template": {"placeholder": "<image>"}}, "writes '<|vision_start|><|image_pad|><|vision_end|>' for an image, not"),
+    (
+        {"template": {"name": "document", "text": None, "placeholder": "<image>"}},
+        "template 'document': placeholder: found '<image>', but that is for what a chat template writes for an image and changes",
+    ),
     ({"template": {"date": "today"}}, "template date: found 'today', expected YYYY-MM-DD"),
     ({"template": {"variables": {"a": {1: 2}}}}, "template variables: found {'a': {1: 2}}, expected JSON values under strings"),
     ({"template": {"variables": {"a": float("nan")}}}, "template variables: found {'a': nan}, expected JSON values"),
@@ -426,6 +510,20 @@ def test_files_that_are_no_tokenizer(content: bytes | None, message: str, tmp_pa
 def test_a_template_that_is_not_there_is_told_when_the_recipe_is_read(tokenizer: str, tmp_path: Path) -> None:
     model = ProfileModel(tokenizer=tokenizer, template=str(tmp_path / "gone.jinja"), image_rule=None)
     with pytest.raises(UsageError, match=r"^profile 'small': template: chat template .*gone.jinja: cannot be read: No such file"):
+        model.settings("small")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("chatmll", "No such file or directory; did you mean the built-in 'chatml'?"),
+        ("Documents", "No such file or directory; did you mean the built-in 'document'?"),
+        ("qwen.jinja", "No such file or directory; expected such a file, or the built-in document or chatml"),
+    ],
+)
+def test_a_misspelt_template_names_the_built_in_one(name: str, message: str, tokenizer: str, tmp_path: Path) -> None:
+    model = ProfileModel(tokenizer=tokenizer, template=str(tmp_path / name), image_rule=None)
+    with pytest.raises(UsageError, match=re.escape(f"{tmp_path / name}: cannot be read: {message}")):
         model.settings("small")
 
 

@@ -302,7 +302,7 @@ def test_a_changed_profile_is_refused_before_anything_is_packed(small: Path) -> 
     recipe = write_small_recipe(small, profiles={"qwen": f"{{{QWEN}, bos: <|im_start|>}}"})
     (small / "docs-2.jsonl").write_text('{"content": [{"type": "text", "text": "new"}]}\n')
     (line,) = refused(small, "index", small / "out", "--recipe", recipe)
-    assert "profile 'qwen' changed since it was indexed: template: found '" in line
+    assert "profile 'qwen' changed since it was indexed: template.bos: found '<|im_start|>', the index has None: " in line
     assert "--replace-changed" in line
     assert refused(small, "run", recipe) == [line]
     assert run_in_process(recipe, replace_changed=True).exit_code == 0
