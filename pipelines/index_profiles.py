@@ -12,6 +12,7 @@ from pathlib import Path
 from indexer.image_rules.lookup import nearest
 from indexer.profile import (
     OpenProfile,
+    check_counted_with,
     difference,
     open_copy,
     open_profile,
@@ -82,25 +83,30 @@ def open_profiles(storage: Storage, recipe: Recipe, names: Sequence[str], *, rep
 def _open(storage: Storage, recipe: Recipe, name: str, replace_changed: bool) -> ReadyProfile:
     stored = read_profile(storage, name)
     model = recipe.profiles.get(name)
+    gone: list[str] = []
     if model is None:
         assert stored is not None  # a wanted profile is the recipe's or the dataset's
-        file, note = stored.tokenizer_origin, None
-        opened = open_copy(storage, stored.profile, stored.tokenizer_file)
-        tokenizer = storage.read_bytes(stored.tokenizer_file)
-    elif stored is not None and stored.tokenizer_origin == model.tokenizer_file and not Path(model.tokenizer_file).exists():
-        file = stored.tokenizer_origin
-        note = f"profile {name!r}: {file} is gone; its copy in the dataset is used"
-        opened = open_copy(storage, model.settings(name), stored.tokenizer_file)
+        file, settings, is_kept = stored.tokenizer_origin, stored.profile, True
+    else:
+        file = model.tokenizer_file
+        gone = [path for path in (file, model.template_file) if path is not None and not Path(path).exists()]
+        settings = model.settings(name, kept_template=stored.profile.template.text if stored else None)
+        is_kept = stored is not None and file in gone and file == stored.tokenizer_origin
+    if is_kept:
+        assert stored is not None
+        opened = open_copy(storage, settings, stored.tokenizer_file)
         tokenizer = storage.read_bytes(stored.tokenizer_file)
     else:
-        file, note = model.tokenizer_file, None
-        opened = open_profile(model.settings(name), file)
+        opened = open_profile(settings, file)
         tokenizer = Path(file).read_bytes()
+    note = f"profile {name!r}: {' and '.join(gone)} is gone; its copy in the dataset is used" if gone else None
     if stored is not None and stored.fingerprint != opened.fingerprint and not replace_changed:
         raise UsageError(
             f"profile {name!r} changed since it was indexed: {difference(stored, opened)}: "
             "undo the change, give it another name, or let `--replace-changed` drop its index and count anew"
         )
+    if stored is not None and stored.fingerprint == opened.fingerprint:
+        check_counted_with(opened, stored.counted_with)
     known = stored and (stored.fingerprint, stored.profile, stored.tokenizer_origin)
     is_stored = known == (opened.fingerprint, opened.profile, file)
     return ReadyProfile(opened=opened, tokenizer_origin=file, tokenizer=tokenizer, is_stored=is_stored, note=note)

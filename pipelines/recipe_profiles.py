@@ -56,7 +56,9 @@ class ProfileModel(_Model):
 
     tokenizer: Text | TokenizerModel = Field(description="The tokenizer's file, or a mapping")
     template: Text = Field(description="document, chatml, or the file of a Jinja chat template")
-    image_rule: Text | ImageRuleModel | None = Field(description="How images are counted; null: samples with images are not")
+    image_rule: Text | ImageRuleModel | None = Field(
+        default=None, description="How images are counted; null: samples with images are not"
+    )
     image_layout: ImageLayoutModel = Field(default=ImageLayoutModel(), description="Which tokens stand for an image")
     placeholder: Text | None = Field(
         default=None, description="What the chat template writes for an image; null: that of the image rule's models"
@@ -88,8 +90,13 @@ class ProfileModel(_Model):
         known = " or ".join(BUILT_IN_TEMPLATES)
         return f"; did you mean the built-in {near[0]!r}?" if near else f"; expected such a file, or the built-in {known}"
 
-    def settings(self, name: str) -> Profile:
-        """The profile as the indexer takes it; reads the template's file.
+    @property
+    def template_file(self) -> str | None:
+        """Path of the chat template's file; None for a built-in one."""
+        return None if self.template in BUILT_IN_TEMPLATES else self.template
+
+    def settings(self, name: str, kept_template: str | None = None) -> Profile:
+        """The profile as the indexer takes it; reads the template's file, or takes `kept_template` where that is gone.
 
         Raises:
             UsageError: when that cannot be read.
@@ -101,8 +108,9 @@ class ProfileModel(_Model):
         rule = ImageRuleModel(name=self.image_rule) if isinstance(self.image_rule, str) else self.image_rule
         special = tokenizer.special_tokens
         built_in = next((known for known in BUILT_IN_TEMPLATES if known == self.template), None)
+        is_gone = kept_template is not None and not built_in and not Path(self.template).exists()
         try:
-            text = None if built_in else read_chat_template(self.template)
+            text = kept_template if is_gone else None if built_in else read_chat_template(self.template)
         except UsageError as error:
             raise UsageError(f"profile {name!r}: template: {error}{self._meant_template()}") from error
         return counting.Profile(

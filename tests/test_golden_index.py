@@ -64,7 +64,7 @@ def write_index(folder: Path) -> None:
             tasks = [IndexTask(source=source, parts=tuple(parts), **common), ConsolidateTask(source=source, **common)]
             assert run_here(str(folder))([(source, task) for task in tasks], Listener()).failures == {}
         stats = {source: source_stats(storage, name, source) for source in SOURCES}
-        storage.publish_bytes(layout.profile_dataset_file(name), dataset_yaml(recipe, name, stats)[0])
+        storage.publish_bytes(layout.profile_dataset_file(name), dataset_yaml(recipe, name, stats, {})[0])
 
 
 def test_the_golden_files_themselves_were_not_edited(tree_digest: Any) -> None:

@@ -550,3 +550,18 @@ def test_a_list_that_cannot_be_read_stops_before_anything_is_counted(job: Path) 
     with pytest.raises(UsageError, match=r"ids\.csv"):
         index_in_process(job / "out")
     assert not (job / "out" / "index").exists()
+
+
+def test_the_text_of_a_template_that_is_gone_is_kept(job: Path) -> None:
+    template = job / "own.jinja"
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    part = "{% if p.type == 'text' %}{{ p.text }}{% else %}" + image + "{% endif %}"
+    template.write_text("{% for m in messages %}{% for p in m.content %}" + part + "{% endfor %}<|im_end|>{% endfor %}")
+    pack_in_process(write_recipe(job, profiles={"qwen": f"{{{QWEN.replace('chatml', 'own.jinja')}}}"}))
+    index_in_process(job / "out")
+    template.unlink()
+    before = times(job / "out")
+    report = index_in_process(job / "out")
+    assert report.exit_code == 0
+    assert any("own.jinja is gone; its copy in the dataset is used" in note for note in report.notes)
+    assert touched(before, job / "out") == set()
