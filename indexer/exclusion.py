@@ -105,6 +105,7 @@ def read_exclusions(storage: Storage) -> Exclusions:
         UsageError: for a file of an unknown kind or without the column. FormatError: for one that cannot be read.
     """
     files = storage.list_dir(layout.EXCLUDE_DIR)
+    _refuse_what_is_no_list(storage)
     known = _read.get(storage.url)
     if known is not None and known[0] == files:
         return known[1]
@@ -112,6 +113,16 @@ def read_exclusions(storage: Storage) -> Exclusions:
     exclusions = _read_lists(storage, files)
     _read[storage.url] = files, exclusions
     return exclusions
+
+
+def _refuse_what_is_no_list(storage: Storage) -> None:
+    """A list that is not where lists are read would be passed over, and its samples trained on."""
+    if storage.stat(layout.EXCLUDE_DIR) is not None and layout.EXCLUDE_DIR not in storage.list_dirs(""):
+        raise UsageError(f"{join_url(storage.url, layout.EXCLUDE_DIR)}: found a file, expected a folder of lists")
+    if folders := storage.list_dirs(layout.EXCLUDE_DIR):
+        raise UsageError(
+            f"{join_url(storage.url, layout.EXCLUDE_DIR)}: found the folder {folders[0]!r}, expected lists only: move them up"
+        )
 
 
 def _read_lists(storage: Storage, files: Sequence[FileStat]) -> Exclusions:
@@ -170,13 +181,18 @@ def _columns(data: bytes, where: str, read: Callable[[bytes], pa.Table]) -> tupl
     if "id" not in names:
         raise UsageError(f"{where}: found columns {names}, expected `id` (strings) and, if wanted, `source`")
     wanted = [name for name in ("id", "source") if name in names]
+    if twice := [name for name in wanted if names.count(name) > 1]:
+        raise UsageError(f"{where}: found several columns `{twice[0]}`, expected one")
     for name in wanted:
         kind = table.schema.field(name).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-            raise UsageError(f"{where}: found column `{name}` of type {kind}, expected strings")
+            raise UsageError(f"{where}: found column `{name}` of type {kind}, expected strings: cast it")
         if table.column(name).null_count:
             raise UsageError(f"{where}: found {table.column(name).null_count:,} nulls in column `{name}`, expected none")
-    ids, *sources = (table.column(name).to_pylist() for name in wanted)
+    try:
+        ids, *sources = (table.column(name).to_pylist() for name in wanted)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{where}: found strings that are not UTF-8 ({error}): write the list again") from error
     return ids, sources[0] if sources else None
 
 

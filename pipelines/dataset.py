@@ -153,11 +153,15 @@ def read_source(storage: Storage, source: str) -> list[PartManifest]:
     """The manifests of a source, from `source.json`.
 
     Raises:
-        UsageError: when the dataset has no such source or its first run has not ended.
+        UsageError: when the dataset has no such source or its first run has not ended. FormatError: when it is damaged.
     """
     name = layout.source_file(source)
+    where = join_url(storage.url, name)
     try:
-        return decode_source(storage.read_bytes(name), join_url(storage.url, name))
+        manifests = decode_source(storage.read_bytes(name), where)
+        if other := next((part.source for part in manifests if part.source != source), None):
+            raise FormatError(f"{where}: found parts of source {other!r}, expected {source!r}: the file was moved here")
+        return manifests
     except FileNotFoundError:
         known = ", ".join(storage.list_dirs(layout.SOURCES_DIR)) or "none"
         raise UsageError(f"found no source {source!r} with a finished run in {storage.url}; its sources: {known}") from None

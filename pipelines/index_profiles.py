@@ -12,6 +12,7 @@ from pathlib import Path
 from indexer.image_rules.lookup import nearest
 from indexer.profile import (
     OpenProfile,
+    StoredProfile,
     check_counted_with,
     difference,
     open_copy,
@@ -108,5 +109,13 @@ def _open(storage: Storage, recipe: Recipe, name: str, replace_changed: bool) ->
     if stored is not None and stored.fingerprint == opened.fingerprint:
         check_counted_with(opened, stored.counted_with)
     known = stored and (stored.fingerprint, stored.profile, stored.tokenizer_origin)
-    is_stored = known == (opened.fingerprint, opened.profile, file)
+    is_stored = known == (opened.fingerprint, opened.profile, file) and _has_copy(storage, stored, tokenizer)
     return ReadyProfile(opened=opened, tokenizer_origin=file, tokenizer=tokenizer, is_stored=is_stored, note=note)
+
+
+def _has_copy(storage: Storage, stored: StoredProfile | None, tokenizer: bytes) -> bool:
+    """Whether the dataset's copy of the tokenizer is there and the same: it may have been lost or damaged since."""
+    try:
+        return stored is not None and storage.read_bytes(stored.tokenizer_file) == tokenizer
+    except FileNotFoundError:
+        return False

@@ -31,6 +31,8 @@ FAULT_DELAYS_SECONDS: tuple[float, ...] = (5.0, 30.0, 120.0)
 """Pauses before a task is run again after a fault that may pass."""
 TOLERATED_FAULTS = 20
 """In the last try: images in a row whose store keeps failing that go to quarantine; more of them are an outage."""
+MAX_CONDEMNED = 100
+"""Rows of one task that kill their workers, before what kills them is taken to be no row: a rule, a schema, the machine."""
 MAX_DEATHS = 12
 """Deaths of a task's workers without one step forward, before its source is given up."""
 _DEATHS_ALONE = 2
@@ -74,6 +76,7 @@ class Unit:
     task: Task
     num_faults: int = 0
     num_deaths: int = 0
+    num_condemned: int = 0
     deaths_alone: Counter[int] = field(default_factory=Counter)
     furthest: int = -1
     probe: Suspects | None = None
@@ -147,7 +150,7 @@ def connect(address: str | None, workers: int | None) -> None:
                 object_store_memory=100 << 20,
                 **quiet,
             )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises its own, and plain ones, for a node that does not start
         raise BayplanError(f"cannot use Ray at {address or 'this machine'}: {error}") from error
 
 
@@ -365,6 +368,8 @@ class RayExecutor:
             unit.deaths_alone[suspects.first] += 1
             if unit.deaths_alone[suspects.first] >= _DEATHS_ALONE:
                 self._condemn(unit, suspects.first)
+                if unit.source in self._outcome.failures:
+                    return
             unit.probe = dataclasses.replace(unit.probe, first=suspects.first)
         elif suspects is not None:
             unit.probe = suspects
@@ -378,6 +383,13 @@ class RayExecutor:
         row = named_row(unit.task, position)
         self._listener.say(unit.source, f"{row} killed two workers when alone: it goes to quarantine")
         unit.task = condemning(unit.task, position)
+        unit.num_condemned += 1
+        if unit.num_condemned > MAX_CONDEMNED:
+            self._give_up(
+                unit.source,
+                f"more than {MAX_CONDEMNED} rows of one task killed their workers, which no data does: find what they have in "
+                "common (a rule or schema of your own, the memory of a node), mend it and run again",
+            )
 
     def _suspects(self, unit: Unit) -> Suspects | None:
         """The crumb of a dead worker; None when its node is gone as well."""

@@ -73,7 +73,7 @@ class ProfileModel(_Model):
     assistant_tokens: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
         default=(), description="Special tokens that an assistant's own text may hold as such, for instance <think>"
     )
-    sequence_lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)] = Field(
+    sequence_lengths: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**31)], ...], Field(strict=False)] = Field(
         default=(), description="Lengths in tokens that samples are compared with"
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import orjson
 from blake3 import blake3
 
 from indexer.encode import SampleEncoder
@@ -87,10 +88,11 @@ def _check_free_values(profile: Profile) -> None:
     for name, values in (("image rule parameters", images.parameters), ("template variables", profile.template.variables)):
         try:
             is_json = json.loads(json.dumps(values, allow_nan=False)) == values
+            orjson.dumps(values)  # refuses whole numbers beyond 64 bit
         except (TypeError, ValueError):
             is_json = False
         if not is_json:
-            raise UsageError(f"{name}: found {values!r}, expected JSON values under strings")
+            raise UsageError(f"{name}: found {values!r}, expected JSON values under strings, whole numbers within 64 bit")
 
 
 def _layout(images: ImageSettings, tokenizer: TextTokenizer) -> ImageLayout:

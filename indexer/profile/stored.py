@@ -19,6 +19,8 @@ from packer.format.errors import FormatError, UsageError
 from packer.format.manifest import encode_document, parse_document
 from packer.storage import Storage, join_url, open_storage
 
+_MEND = "remove it and index again with its recipe"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProfile:
@@ -75,10 +77,12 @@ def read_profile(storage: Storage, name: str) -> StoredProfile | None:
         content = parse_document(storage.read_bytes(file), where, kind="profile")
     except FileNotFoundError:
         return None
+    except FormatError as error:
+        raise FormatError(f"{error}: {_MEND}") from error
     try:
         document = msgspec.convert(content, _Document)
     except msgspec.ValidationError as error:
-        raise FormatError(f"{where}: not a profile this release reads: {error}") from error
+        raise FormatError(f"{where}: not a profile this release reads: {error}: {_MEND}") from error
     if (expected := identity_fingerprint(document.identity)) != document.fingerprint:
         raise FormatError(
             f"{where}: found fingerprint {document.fingerprint}, its identity has {expected}: the file is damaged; "

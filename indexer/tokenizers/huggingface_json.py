@@ -73,6 +73,8 @@ def plain_text_only(document: Json, special: Iterable[str]) -> tuple[Json, dict[
         for entry in document.get("added_tokens") or []
     ]
     model = _renamed_model(document["model"], renamed)
+    if "dropout" in model:  # for training a model on random pieces; a count must be the same twice
+        model = {**model, "dropout": None}
     # Sentence embedders' files cut at 128 tokens and pad; a count must do neither.
     return {**document, "added_tokens": tokens, "model": model, "truncation": None, "padding": None}, renamed
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
@@ -141,3 +143,15 @@ def test_many_ids_against_many_rows_match_a_set(tmp_path):
     every = [name for ids in names for name in ids]
     assert report.rows.tolist() == [row for row, name in enumerate(every) if name in set(excluded)]
     assert report.lists[0].num_matched == sum(name in set(every) for name in excluded)
+
+
+def test_what_is_no_list_is_refused_since_it_would_be_passed_over(tmp_path: Path) -> None:
+    storage = LocalStorage(str(tmp_path), fsync=False)
+    (tmp_path / "exclude" / "more").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"exclude: found the folder 'more', expected lists only: move them up"):
+        read_exclusions(storage)
+    (tmp_path / "exclude" / "more").rmdir()
+    (tmp_path / "exclude").rmdir()
+    (tmp_path / "exclude").write_text("an id\n")
+    with pytest.raises(UsageError, match=r"exclude: found a file, expected a folder of lists"):
+        read_exclusions(storage)

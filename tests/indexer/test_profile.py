@@ -531,3 +531,12 @@ def test_settings_survive_json(tokenizer: str) -> None:
     profile = settings(template={"variables": {"a": [1, {"b": None}]}}, tokenizer={"special_tokens": {"<a>": 900}})
     assert msgspec.json.decode(msgspec.json.encode(profile), type=Profile) == profile
     assert open_profile(profile, tokenizer).identity == json.loads(json.dumps(open_profile(profile, tokenizer).identity))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"images": {"parameters": {"max_pixels": 10**30}}}, {"template": {"name": "jinja", "text": "x", "variables": {"a": 2**70}}}],
+)
+def test_whole_numbers_beyond_64_bit_are_refused(tokenizer: str, changed: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"expected JSON values under strings, whole numbers within 64 bit"):
+        open_profile(settings(**changed), tokenizer)

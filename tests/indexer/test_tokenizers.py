@@ -205,6 +205,15 @@ def test_offsets_of_composed_characters_are_those_before_composing() -> None:
     assert spans_before_nfc("\u1112\u0f73", [(0, 1), (2, 3)]) == [(0, 2), (0, 2)]
 
 
+def test_dropout_of_a_file_is_switched_off(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.model.dropout = 0.5
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] == 0.5
+    opened = open_tokenizer(TokenizerSpec(file=str(tmp_path / "tokenizer.json")))
+    assert len({tuple(opened.encode_batch([CORPUS[0]])[0]) for _ in range(20)}) == 1
+
+
 # --- tiny files of Hugging Face's kind --------------------------------------------------------------------------------------
 
 

@@ -565,3 +565,23 @@ def test_the_text_of_a_template_that_is_gone_is_kept(job: Path) -> None:
     assert report.exit_code == 0
     assert any("own.jinja is gone; its copy in the dataset is used" in note for note in report.notes)
     assert touched(before, job / "out") == set()
+
+
+@pytest.mark.parametrize("damage", ["gone", "other"])
+def test_a_lost_or_damaged_copy_of_the_tokenizer_is_mended(job: Path, indexed: Path, damage: str) -> None:
+    copy = indexed / "index/qwen/tokenizer.json"
+    good = copy.read_bytes()
+    if damage == "gone":
+        copy.unlink()
+    else:
+        copy.write_text("{}")
+    assert index_in_process(indexed, recipe=job / "recipe.yaml").exit_code == 0
+    assert copy.read_bytes() == good
+
+
+def test_a_source_file_of_another_source_is_told(indexed: Path) -> None:
+    shutil.copy(indexed / layout.source_file("talk"), indexed / layout.source_file("docs"))
+    before = times(indexed)
+    report = index_in_process(indexed)
+    assert "found parts of source 'talk', expected 'docs'" in str(report.profiles["qwen"]["docs"].failure)
+    assert not {name for name in touched(before, indexed) if "/docs" in name}
