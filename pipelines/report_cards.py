@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from packer.format.errors import BayplanError
 from packer.images import CheckLevel, ImageFacts, ImageLimits, inspect
+from packer.images.convert import upright
 from packer.images.decode import one_line, opened
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _small(data: bytes, facts: ImageFacts, side: int) -> Image:
         small = _opaque(image)
         small.thumbnail((side, side), Resampling.LANCZOS, reducing_gap=2.0)
     # Pillow turns TIFFs upright on loading.
-    return small if facts.format == "tiff" else _upright(small, facts.orientation)
+    return small if facts.format == "tiff" else upright(small, facts.orientation)
 
 
 def _opaque(image: Image) -> Image:
@@ -154,21 +155,6 @@ def _opaque(image: Image) -> Image:
         ground = images.new("RGBA", picture.size, "white")
         return images.alpha_composite(ground, picture).convert("RGB")
     return image.convert("RGB")
-
-
-def _upright(image: Image, orientation: int) -> Image:
-    from PIL.Image import Transpose
-
-    steps = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
-    return image.transpose(steps[orientation]) if orientation in steps else image
 
 
 def _tile(why: str, width: int | None = None, height: int | None = None) -> Thumbnail:
