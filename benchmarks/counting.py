@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 CORPUS = Path(__file__).parents[1] / "examples" / "corpus"
-TEXT_BYTES = 24_000_000
+TEXT_BYTES = 12_000_000
 QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 NUM_SIZES = 2_000_000
 
@@ -130,12 +130,14 @@ def write_dataset(folder: Path, settings: dict[str, object]):
 def ours(name: str) -> dict[str, float]:
     """Seconds of the whole task, the tokenizer loaded; and tokens counted."""
     from indexer.table import read_part
+    from packer.format import layout
     from packer.guard import NoGuard
     from pipelines.index_tasks import index_parts
 
     with tempfile.TemporaryDirectory() as folder:
         storage, task = write_dataset(Path(folder), tokenizers()[name])
         list(index_parts(task, storage, NoGuard()))  # loads the tokenizer, and warms its cache for both contestants
+        storage.remove(layout.index_part_file("bench", "web", task.parts[0].part_id))  # what is counted is not counted again
         started = time.perf_counter()
         list(index_parts(task, storage, NoGuard()))
         seconds = time.perf_counter() - started
