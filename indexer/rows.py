@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import blake3
@@ -16,31 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from indexer.status import EXPLANATIONS as EXPLANATIONS
+from indexer.status import Status as Status
 from packer.format.errors import FormatError, UsageError
 
 Ints = npt.NDArray[Any]
 """One column: a one-dimensional integer array."""
 
-
-class Status(IntEnum):
-    """Whether a profile can count a record, and why not. Numbers are never reused."""
-
-    USABLE = 0
-    IMAGE_REFUSED = 1
-    TEMPLATE_FAILED = 2
-    NOT_TOKENIZED = 3
-    KILLS_WORKER = 4
-    EMPTY = 5
-
-
-EXPLANATIONS: dict[Status, str] = {
-    Status.USABLE: "counted; can be trained on",
-    Status.IMAGE_REFUSED: "the image rule refuses the size of one of its images",
-    Status.TEMPLATE_FAILED: "the template cannot render it",
-    Status.NOT_TOKENIZED: "its text could not be tokenized",
-    Status.KILLS_WORKER: "it killed or hung its worker process twice when tried alone",
-    Status.EMPTY: "it has no token at all under this profile",
-}
 
 MAX_COUNT = 2**31 - 1
 """The largest number a 32-bit column holds."""

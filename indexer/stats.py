@@ -17,13 +17,14 @@ import orjson
 from indexer.facts import NO_IMAGES, ImageFacts
 from indexer.mergeable import Ints, Mergeable, counted, exact_sum
 from indexer.sketch import Distribution, SizeGrid
+from indexer.status import Status
 from packer.format.errors import FormatError, UsageError
 
 Column = npt.NDArray[np.integer[Any]]
 
-STATUS_NAMES = ("usable", "image_refused", "template_failed", "not_tokenized", "kills_worker", "empty")
+STATUS_NAMES = tuple(status.name.lower() for status in Status)
 """Names of the index's status numbers, in order."""
-USABLE = 0
+USABLE = Status.USABLE
 ASPECT_SCALE = 1000
 """Longer side / shorter side is counted in thousandths, rounded down: 1920 x 1080 is 1777."""
 

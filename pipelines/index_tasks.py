@@ -70,7 +70,7 @@ class ConsolidateTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexedPart:
+class CountedPart:
     """A part that is counted now."""
 
     part_id: str
@@ -78,7 +78,7 @@ class IndexedPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexedSource:
+class CountedSource:
     """A source whose index is whole."""
 
     source: str
@@ -95,7 +95,7 @@ class _Line:
     data: bytes
 
 
-def index_parts(task: IndexTask, storage: Storage, guard: Guard) -> Iterator[Step | IndexedPart]:
+def index_parts(task: IndexTask, storage: Storage, guard: Guard) -> Iterator[Step | CountedPart]:
     """Count part after part; each is committed as soon as it is whole, and not counted again after a death further on.
 
     Raises:
@@ -131,7 +131,7 @@ def _encoder(url: str, profile: str, fingerprint: str) -> SampleEncoder:
 
 def _index_part(
     task: IndexTask, storage: Storage, encoder: SampleEncoder, part: PartManifest, first_row: int, guard: Guard
-) -> Iterator[Step | IndexedPart]:
+) -> Iterator[Step | CountedPart]:
     columns = _Columns()
     for batch in _batches(_lines(storage, part, first_row)):
         for line in batch:
@@ -156,7 +156,7 @@ def _index_part(
         part_fingerprint=part.fingerprint,
         stats=encode_stats(stats),
     )
-    yield IndexedPart(part_id=part.part_id, num_rows=len(rows))
+    yield CountedPart(part_id=part.part_id, num_rows=len(rows))
 
 
 def _probe_part(
@@ -311,7 +311,7 @@ class _Columns:
         return stats_of(rows, self._facts.facts())
 
 
-def consolidate_source(task: ConsolidateTask, storage: Storage, guard: Guard) -> Iterator[Step | IndexedSource]:
+def consolidate_source(task: ConsolidateTask, storage: Storage, guard: Guard) -> Iterator[Step | CountedSource]:
     """Write the source's one table from all its parts, with their statistics summed up.
 
     Raises:
@@ -328,7 +328,7 @@ def consolidate_source(task: ConsolidateTask, storage: Storage, guard: Guard) ->
         merge_stats=_summed,
         on_batch=guard.progress,
     )
-    yield IndexedSource(source=task.source, num_rows=found.num_rows)
+    yield CountedSource(source=task.source, num_rows=found.num_rows)
 
 
 def _summed(blobs: Iterable[bytes]) -> bytes:

@@ -54,7 +54,6 @@ def report_document(storage: Storage, profiles: Sequence[str], *, num_cards: int
             "tool_version": version("bayplan"),
             "format_version": FORMAT_VERSION,
             "num_sources": len(identity.fingerprints),
-            "created": None,
         },
         "profiles": {name: _profile(storage, recipe, table, manifests, notes) for name, table in tables.items()},
         "sources": {name: _source(name, recipe, manifests) for name in identity.fingerprints},

@@ -25,7 +25,7 @@ from packer.row_source import RowSource, SourceConfig
 from packer.samples import Row, Sample
 from packer.sources import InputRange, LineReader, RawLine
 from packer.storage import Storage, open_storage
-from pipelines.index_tasks import ConsolidateTask, IndexedPart, IndexedSource, IndexTask, consolidate_source, index_parts
+from pipelines.index_tasks import ConsolidateTask, CountedPart, CountedSource, IndexTask, consolidate_source, index_parts
 
 SCOUT_ROWS = 1000
 """Rows of a source looked at before its ranges are cut; if all are refused and there are so many, the source fails."""
@@ -93,7 +93,7 @@ class ProbeTask:
 
 
 Task = ScoutTask | ConvertTask | RetryTask | ProbeTask | IndexTask | ConsolidateTask
-Result = Scouted | PartManifest | IndexedPart | IndexedSource
+Result = Scouted | PartManifest | CountedPart | CountedSource
 
 
 def position_word(task: Task) -> str:

@@ -8,7 +8,6 @@ function showFacts(profile) {
   if (profile) facts.push(["Tokenizer", profile.tokenizer], ["Template", profile.template], ["Image rule", profile.image_rule],
     ["Sequence lengths", profile.sequence_lengths.map(exact).join(", ") || "none given"], ["Fingerprint", profile.fingerprint]);
   facts.push(["Written by", `bayplan ${dataset.tool_version}, format ${dataset.format_version}`]);
-  if (dataset.created) facts.push(["Created", dataset.created]);
   byId("facts").replaceChildren(...facts.map(([name, value]) => el("div", null, el("dt", null, name), el("dd", { title: visible(value) }, named(value)))));
 }
 

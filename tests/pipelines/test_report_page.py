@@ -29,8 +29,7 @@ _FLAGS = (
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--disable-default-apps", "--hide-scrollbars",
 )  # fmt: skip
 _EMPTY_DOCUMENT = {
-    "dataset": {"name": "none", "url_shown": "/none", "tool_version": "0", "format_version": 1, "num_sources": 0,
-                "created": None},
+    "dataset": {"name": "none", "url_shown": "/none", "tool_version": "0", "format_version": 1, "num_sources": 0},
     "profiles": {}, "sources": {}, "excluded": {}, "cards": {}, "forecast": {"packing": None, "balance": None}, "notes": [],
 }  # fmt: skip
 
