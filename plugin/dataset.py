@@ -66,7 +66,8 @@ class RowReader:
         return len(self._selection)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        row = self._table.row(self._first_row + self._selection.row_at(position))
+        number = self._selection.row_at(position)
+        row = self._table.row(self._first_row + number)
         name = f"{row.part_id}.jsonl"
         source = SourceInfo(
             dataset_path=str(self._path), index=position, shard_name=name, file_names=(f"{row.part_id}/{row.line}",)
@@ -77,11 +78,14 @@ class RowReader:
             "__restore_key__": ("Webdataset", position),
             "__sources__": (source,),
             "row": row,
+            "number": number,
         }
 
 
 class IndexedSource(BaseCoreDatasetFactory[CrudeSample], Sharder):  # type: ignore[misc]
-    """The factory that `.nv-meta/<profile>.yaml` of a source names. Its crude samples hold one `row`, an `IndexRow`."""
+    """The factory that `.nv-meta/<profile>.yaml` of a source names. Its crude samples hold one `row`, an `IndexRow`, and its
+    `number` in the source's index.
+    """
 
     __sample_type__ = CrudeSample
 

@@ -19,6 +19,8 @@ from indexer.image_rules.smart_resize import SmartResize
 from packer.format.errors import FormatError, RowError
 from packer.format.reasons import Reason
 from packer.images import CheckLevel, ImageFacts, ImageLimits, inspect
+from plugin.batch.images import ImageForm, Patches
+from plugin.batch.images import Tiles as TileForm
 from plugin.tensors.decode import Alpha, check_alpha, decode
 from plugin.tensors.normalise import Normalisation
 
@@ -76,6 +78,11 @@ class ImageTensors(Protocol):
     @property
     def normalisation(self) -> Normalisation: ...
 
+    @property
+    def form(self) -> ImageForm:
+        """How a pack holds these pixels."""
+        ...
+
     def target(self, width: int, height: int) -> Target:
         """What an image of this upright size becomes; RowError where the processor refuses it."""
         ...
@@ -114,6 +121,9 @@ class Layout(Protocol):
     @property
     def rule(self) -> SmartResize | InternVL: ...
 
+    @property
+    def form(self) -> ImageForm: ...
+
     def target(self, count: ImageCount) -> Target: ...
 
     def arrange(self, image: Image.Image, target: Target) -> Pixels: ...
@@ -124,6 +134,10 @@ class MergedPatches:
     """Qwen and GLM: patches of one merged token follow one another, tokens run row by row."""
 
     rule: SmartResize
+
+    @property
+    def form(self) -> Patches:
+        return Patches(patch_bytes=3 * self.rule.patch_size**2, merge_size=self.rule.merge_size)
 
     def target(self, count: ImageCount) -> Target:
         side = self.rule.patch_size
@@ -151,6 +165,10 @@ class Tiles:
     """InternVL: tiles row by row, then the whole image as one more tile if there are several."""
 
     rule: InternVL
+
+    @property
+    def form(self) -> TileForm:
+        return TileForm(side=self.rule.tile, features_per_tile=self.rule.tokens_per_tile)
 
     def target(self, count: ImageCount) -> Target:
         side = self.rule.tile
@@ -189,6 +207,10 @@ class RuleTensors:
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
+
+    @property
+    def form(self) -> ImageForm:
+        return self.layout.form
 
     def target(self, width: int, height: int) -> Target:
         return _target(self.layout, width, height)

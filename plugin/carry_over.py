@@ -1,0 +1,216 @@
+"""Packing inside Energon that hands unfilled packs back to the buffer. Exact restore at every pack, in training and at its end.
+
+Energon's own wrapper empties its buffer into every plan and drops what is not returned, and restores wrongly while it flushes the
+end of an epoch. Here the samples that wait, their ages, the packs that were planned and not yet built, and whether the source has
+ended are all part of the state. A sample is an index row, so a buffer is restored without reading a record.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from megatron.energon import SavableDataset, WorkerConfig
+from megatron.energon.flavors.base_dataset import FlexState, set_sample_restore_key
+from megatron.energon.wrappers.base import BaseWrapperDataset, SampleIndex
+from megatron.energon.wrappers.buffer import SavableSampleBuffer
+
+from packer.format.errors import UsageError
+from plugin.failures import Failure, refuse_too_many
+from plugin.packing import Packing
+from plugin.packing.limits import Refusal
+from plugin.settings import PackSettings
+
+_REFUSED_IN_VAIN = 10
+"""Buffers' worth of samples that fit no pack before the stream gives up."""
+
+
+class Packer(Protocol):
+    """What the task encoder does for this dataset; nothing of a run is kept in it."""
+
+    def plan_packs(self, samples: Sequence[Any], ages: Sequence[int], *, flush: bool) -> Packing:
+        """Which samples go together, which are handed back."""
+
+    def shuffle_packs(self, packing: Packing) -> Sequence[Sequence[int]]:
+        """The packs of one plan in the order to emit them."""
+
+    def fetch_ahead(self, samples: Sequence[Any]) -> None:
+        """Begin to read the samples of a pack."""
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        """Build one pack. May return a pack without a batch, which is not emitted."""
+
+
+class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[misc]
+    """Samples -> packs. Samples that wait and packs that are planned together are at most `buffer_size` samples."""
+
+    _savable_fields = (
+        "_waiting",
+        "_ages",
+        "_planned",
+        "_planned_lengths",
+        "_plan_index",
+        "_pack_index",
+        "_is_exhausted",
+        "_has_ended",
+        "_num_samples",
+        "_num_failed",
+        "_num_refused",
+    )
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        *,
+        packer: Packer,
+        settings: PackSettings,
+        buffer_size: int,
+        worker_config: WorkerConfig,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        self._packer = packer
+        self._settings = settings
+        self._buffer_size = buffer_size
+        self._failures: deque[Failure] = deque(maxlen=8)
+        self.reset_state_own()
+
+    def reset_state_own(self) -> None:
+        self._waiting = SavableSampleBuffer(self.dataset, worker_config=self.worker_config)
+        self._ages: list[int] = []
+        """Of the waiting samples: how often each was handed back."""
+        self._planned = SavableSampleBuffer(self.dataset, worker_config=self.worker_config)
+        """The samples of the packs to build next, one pack after another."""
+        self._planned_lengths: list[int] = []
+        self._plan_index = SampleIndex(self.worker_config, src=self)
+        self._pack_index = SampleIndex(self.worker_config, src=self)
+        self._is_exhausted = False
+        """The source gave its last sample of this epoch; what waits leaves without being handed back."""
+        self._has_ended = False
+        """The last pack of an epoch is out, and the next epoch has not begun."""
+        self._was_restored = False
+        self._num_samples = 0
+        self._num_failed = 0
+        self._num_refused: dict[str, int] = {}
+        """Samples that fit no pack, by reason."""
+
+    def restore_state(self, state: FlexState) -> None:
+        super().restore_state(state)
+        self._was_restored = True
+
+    def __iter__(self) -> Iterator[Any]:
+        was_at_end = self._has_ended and self._was_restored
+        self._has_ended = self._was_restored = False
+        if was_at_end:
+            return  # the others of this rank's workers are still in that epoch
+        self._waiting.worker_start()
+        self._planned.worker_start()
+        num_ahead = 0
+        source: Iterator[Any] | None = None
+        while True:
+            if not self._is_exhausted:
+                source = iter(self.dataset) if source is None else source
+                self._fill(source)
+            if self._is_running_low():
+                self._plan()
+            if not self._planned_lengths:
+                if self._is_exhausted and not self._waiting.buffer:
+                    break
+                continue
+            num_ahead = self._fetch_ahead(num_ahead)
+            num_ahead -= 1
+            pack = self._build()
+            if pack.packed is not None:
+                yield pack
+        self._is_exhausted = False
+        self._has_ended = True
+
+    def _fill(self, source: Iterator[Any]) -> None:
+        """So many samples come in as went out: reading index rows is spread over the packs."""
+        while len(self._waiting.buffer) + len(self._planned.buffer) < self._buffer_size:
+            try:
+                self._waiting.append(next(source))
+            except StopIteration:
+                self._is_exhausted = True
+                return
+            self._ages.append(0)
+
+    def _is_running_low(self) -> bool:
+        """Time for a plan: before the last packs of the one before are built, so that its first ones are read in time, but not
+        while that would leave little to choose from.
+        """
+        if not self._planned_lengths:
+            return True
+        return len(self._planned_lengths) < self._settings.packs_ahead and len(self._planned.buffer) <= self._buffer_size // 8
+
+    def _plan(self) -> None:
+        if not self._waiting.buffer:
+            return
+        samples = self._waiting.buffer.copy()
+        with self._plan_index.ctx():
+            packing = self._packer.plan_packs(samples, self._ages, flush=self._is_exhausted)
+            packs = self._packer.shuffle_packs(packing)
+        self._waiting.clear()
+        self._waiting.extend([samples[place] for place in packing.leftovers])
+        self._ages = packing.leftover_age.tolist()
+        for pack in packs:
+            self._planned.extend([samples[place] for place in pack])
+            self._planned_lengths.append(len(pack))
+        for reason in packing.refusal.tolist():
+            name = Refusal(reason).name.lower()
+            self._num_refused[name] = self._num_refused.get(name, 0) + 1
+        self._refuse_nothing_fits()
+
+    def _refuse_nothing_fits(self) -> None:
+        num_refused = sum(self._num_refused.values())
+        if not self._num_samples and not self._planned_lengths and num_refused >= _REFUSED_IN_VAIN * self._buffer_size:
+            raise UsageError(
+                f"none of the first {num_refused} samples fits a pack ({self._num_refused}): expected some within "
+                f"{self._settings}; raise the limits, or take the profile that was made for them"
+            )
+
+    def _fetch_ahead(self, num_ahead: int) -> int:
+        """Begin to read the next packs, but for the first `num_ahead`, which were begun before; how many are begun now."""
+        lengths = self._planned_lengths[: self._settings.packs_ahead]
+        start = sum(lengths[:num_ahead])
+        self._packer.fetch_ahead(self._planned.buffer[start : sum(lengths)])
+        return max(num_ahead, len(lengths))
+
+    def _build(self) -> Any:
+        length = self._planned_lengths[0]
+        samples = self._planned.buffer[:length]
+        keys = tuple(sample.__restore_key__ for sample in samples)
+        with self._pack_index.ctx() as index:
+            pack = self._packer.pack_selected_samples(samples)
+        del self._planned[:length]
+        del self._planned_lengths[0]
+        self._num_samples += length
+        self._num_failed += len(pack.failures)
+        self._failures.extend(pack.failures)
+        if pack.failures:
+            refuse_too_many(self._settings, self._num_failed, self._num_samples, tuple(self._failures))
+        pack.refused = dict(self._num_refused)
+        return set_sample_restore_key(pack, index, *keys, src=self)
+
+    def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
+        """One pack again, by its key, from the samples' own."""
+        kind, index, *keys = restore_key
+        if kind != type(self).__name__:
+            raise UsageError(f"found the restore key of a {kind!r}, expected one of a {type(self).__name__}")
+        samples = [self.dataset.restore_sample(key) for key in keys]
+        with self._pack_index.ctx(index):
+            pack = self._packer.pack_selected_samples(samples)
+        return set_sample_restore_key(pack, index, *keys, src=self)
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        """Samples, not packs: how many packs they make is known when they are made."""
+        length: int = self.dataset.len_worker(worker_idx)
+        return length
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "type": type(self).__qualname__,
+            "buffer_size": self._buffer_size,
+            "worker_config": self.worker_config.config(),
+            "dataset": self.dataset.config(),
+        }

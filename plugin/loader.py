@@ -1,0 +1,251 @@
+"""`PackLoader`: the stream a trainer iterates. One pack a step, counters, and a state that is refused wherever it does not fit.
+
+Energon's savable loader does the work; this opens it from a dataset's folder or URL, and stands between it and the trainer, so
+that a resumed run sees the same packs or says why it cannot.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+
+from packer.format import layout
+from packer.format.errors import UsageError
+from packer.storage import join_url
+from plugin.batch.torch_batch import TorchBatch
+from plugin.counters import StreamCounters, difference, line
+from plugin.host_memory import HostMemory
+from plugin.loader_state import LoaderState, read_state, sources_of
+from plugin.settings import PackSettings, Peers
+from plugin.task_encoder import Pack, PackingTaskEncoder
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED_PACKS = 4096
+"""Packs whose sample ids can still be asked for."""
+CHECKPOINT_SECONDS = 5.0
+"""Workers note where they are so often; a restore builds the packs since then once more. Energon's 60 would cost that many."""
+
+
+class PackLoader:
+    """Iterate it: each item is one pack in host memory, as one tensor. Not for several threads at once.
+
+    `num_workers` tells whoever wraps it whether packs are built in this process.
+    """
+
+    def __init__(self, loader: Any, encoder: PackingTaskEncoder) -> None:
+        """Over a loader of Energon's `get_savable_loader`, whose dataset was made with the encoder.
+
+        `open` makes both; this is for blends, epochs and splits of your own.
+        """
+        self._loader = loader
+        self.encoder = encoder
+        self.num_workers: int = loader.worker_config.num_workers
+        self.rank: int = loader.worker_config.rank
+        self.world_size: int = loader.worker_config.world_size
+        self._iterator: Iterator[Pack] | None = None
+        self._is_between_epochs = False
+        self._has_begun = False
+        self._counters = StreamCounters()
+        self._reported = self._counters.totals()
+        self._ids: OrderedDict[int, tuple[str, ...]] = OrderedDict()
+        self.num_packs = 0
+        """Handed out, counting on over a resume."""
+        self.restore_key: tuple[Any, ...] | None = None
+        """Of the latest pack, for Energon's `restore_sample`."""
+
+    @classmethod
+    def open(
+        cls,
+        dataset_url: str,
+        profile: str,
+        settings: PackSettings,
+        *,
+        peers: Peers | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 2,
+        split: Literal["train", "val"] = "train",
+        seed: int = 0,
+        shuffle_buffer_size: int | None = 2000,
+        prefetch_factor: int = 2,
+        blend: str | None = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> PackLoader:
+        """The packs of a dataset's blend under a profile. `train` never ends, `val` is one pass.
+
+        Args:
+            rank, world_size: of the pure data-parallel group: ranks of one replica give the same rank and get the same packs.
+            num_workers: processes that build packs; 0: this process does, when it asks.
+            seed: another seed, another order.
+            shuffle_buffer_size: index rows that are drawn from, in `train`.
+            prefetch_factor: packs a worker builds ahead.
+            blend: another Energon `dataset.yaml` than the profile's own.
+            worker_config: instead of rank, world_size, num_workers and seed.
+
+        Raises:
+            UsageError: what cannot work, by name. FormatError: a damaged index.
+        """
+        encoder = PackingTaskEncoder(dataset_url, profile, settings, peers=peers)
+        config = worker_config or WorkerConfig(rank=rank, world_size=world_size, num_workers=num_workers, seed_offset=seed)
+        builder = encoder.builder
+        form = builder.tensors.form if builder.tensors is not None and builder.peers.pipeline_stage == 0 else None
+        memory = HostMemory.of(settings, builder.limits, form, num_workers=config.num_workers, packs_queued=prefetch_factor)
+        memory.admit(settings.max_host_bytes)
+        path = blend or join_url(dataset_url, f"{layout.index_dir(profile)}/{layout.PROFILE_DATASET_FILE}")
+        if split == "train":
+            dataset = get_train_dataset(
+                path,
+                worker_config=config,
+                batch_size=None,
+                shuffle_buffer_size=shuffle_buffer_size,
+                max_samples_per_sequence=None,
+                task_encoder=encoder,
+            )
+        elif split == "val":
+            dataset = get_val_dataset(path, worker_config=config, batch_size=None, task_encoder=encoder)
+        else:
+            raise UsageError(f"found the split {split!r}, expected 'train' or 'val'")
+        loader = get_savable_loader(dataset, checkpoint_every_sec=CHECKPOINT_SECONDS, prefetch_factor=prefetch_factor)
+        return cls(loader, encoder)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the profile."""
+        return self.encoder.builder.fingerprint
+
+    @property
+    def normalise(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """uint8 pixels of a pack -> what the vision encoder takes, on their device; None for a profile without images."""
+        tensors = self.encoder.builder.tensors
+        return None if tensors is None else tensors.normalise_torch
+
+    def __iter__(self) -> PackLoader:
+        return self
+
+    def __next__(self) -> TorchBatch:
+        started = time.perf_counter()
+        pack = self._next_pack()
+        waited = time.perf_counter() - started
+        assert pack.packed is not None
+        batch = pack.packed.batch
+        for failure in pack.failures:
+            logger.warning("on_failure %r: %s", self.encoder.settings.on_failure, failure)
+        self._counters.add(batch, num_failures=len(pack.failures), wait_seconds=waited)
+        self._counters.hear(pack.worker, pack.refused, pack.reading)
+        self._ids[self.num_packs] = batch.sample_ids
+        if len(self._ids) > REMEMBERED_PACKS:
+            self._ids.popitem(last=False)
+        self.num_packs += 1
+        self.restore_key = pack.__restore_key__
+        return pack.packed
+
+    def _next_pack(self) -> Pack:
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+            self._has_begun = True
+        try:
+            pack = next(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            self._is_between_epochs = True
+            raise
+        self._is_between_epochs = False
+        return pack
+
+    def restore_sample(self, restore_key: tuple[Any, ...]) -> TorchBatch:
+        """A pack again, by the `restore_key` it had."""
+        pack: Pack = self._loader.restore_sample(restore_key)
+        assert pack.packed is not None
+        return pack.packed
+
+    def sample_ids(self, pack_index: int) -> tuple[str, ...]:
+        """Ids of the samples of the n-th pack, counted from 0 as `num_packs` counts.
+
+        Raises:
+            UsageError: it is not out yet, or too long ago.
+        """
+        try:
+            return self._ids[pack_index]
+        except KeyError:
+            known = f"{next(iter(self._ids))} to {self.num_packs - 1}" if self._ids else "none"
+            raise UsageError(f"found pack {pack_index}, expected one of those whose ids are kept: {known}") from None
+
+    def counters(self) -> dict[str, Any]:
+        """Since this process began to iterate: see `StreamCounters.totals`."""
+        return self._counters.totals()
+
+    def step_counters(self) -> dict[str, Any]:
+        """Since the last call of this or of `log_line`: call it once a step."""
+        before, self._reported = self._reported, self._counters.totals()
+        return difference(self._reported, before)
+
+    def log_line(self) -> str:
+        """`step_counters` as one line."""
+        return line(self.step_counters())
+
+    def save_state(self) -> dict[str, Any]:
+        """Where the stream stands after the pack that came last: plain values around Energon's own state."""
+        state: LoaderState = {
+            "version": 1,
+            **self._identity(),
+            "num_packs": self.num_packs,
+            "is_between_epochs": self._is_between_epochs,
+            "energon": self._loader.save_state_rank(),
+        }
+        return dict(state)
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Go on where a state was saved. Before the first pack is asked for.
+
+        Raises:
+            UsageError: it does not fit this stream, with every value that differs.
+        """
+        if self._has_begun:
+            raise UsageError("restore_state: found a stream that has begun, expected a fresh one; restore before the first pack")
+        known = read_state(state, self._identity())
+        self._loader.restore_state_rank(known["energon"])
+        self.num_packs = known["num_packs"]
+        if known["is_between_epochs"]:
+            self._skip_ended_epoch()
+
+    def _skip_ended_epoch(self) -> None:
+        """The workers still stand at the end of the epoch that the trainer has seen."""
+        self._has_begun = True
+        if next(iter(self._loader), None) is not None:
+            raise UsageError("restore_state: found packs behind the end of an epoch; save this state again with this release")
+        self._is_between_epochs = True
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "num_workers": self.num_workers,
+            "seed": self._loader.worker_config.seed_offset,
+            "profile": self.encoder.builder.profile,
+            "profile_fingerprint": self.fingerprint,
+            "limits": self.encoder.limits.state(),
+            "sources": sources_of(self._loader.dataset.config()),
+        }
+
+    def close(self) -> None:
+        """End the workers; the stream cannot be used after it."""
+        self._iterator = None
+        workers = getattr(self._loader, "_iterator", None)
+        if workers is not None:
+            workers._shutdown_workers()
+        self.encoder.builder.close()
+
+    def __enter__(self) -> PackLoader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,78 @@
+"""What a stream's state says of the stream it belongs to, and how another one is refused. Plain values, so that every trainer's
+checkpoint reader takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from packer.format.errors import UsageError
+
+VERSION = 1
+
+LoaderState = dict[str, Any]
+
+_WAYS_OUT = {
+    "world_size": "resume on as many data-parallel ranks; another number would lose or repeat samples",
+    "rank": "give every rank its own state",
+    "num_workers": "resume with as many loader workers",
+    "seed": "resume with that seed",
+    "profile": "resume with that profile",
+    "profile_fingerprint": "the profile counts otherwise now; resume with the index that was trained on",
+    "sources": "the samples of these sources are others now (packed or indexed again, other exclusion lists, another blend)",
+    "limits": "packs were planned with other limits; keep to those",
+}
+
+
+class _Known(TypedDict):
+    num_packs: int
+    is_between_epochs: bool
+    energon: Any
+
+
+def read_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -> _Known:
+    """The parts of a state, if it belongs to this stream.
+
+    Raises:
+        UsageError: naming each field that differs, with both values.
+    """
+    if not isinstance(state, Mapping) or "version" not in state or "energon" not in state:
+        raise UsageError(f"restore_state: found {type(state).__name__} without a version, expected what `save_state` gave")
+    if state["version"] != VERSION:
+        raise UsageError(
+            f"restore_state: found a state of version {state['version']}, expected {VERSION}; resume with the "
+            "release that saved it"
+        )
+    wrong = [name for name in expected if state.get(name) != expected[name]]
+    if wrong:
+        raise UsageError("restore_state: " + "; ".join(_difference(name, state.get(name), expected[name]) for name in wrong))
+    return {name: state[name] for name in _Known.__annotations__}  # type: ignore[return-value]
+
+
+def _difference(name: str, found: Any, expected: Any) -> str:
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        keys = [key for key in sorted({*found, *expected}) if found.get(key) != expected.get(key)]
+        found, expected = {key: found.get(key) for key in keys}, {key: expected.get(key) for key in keys}
+    return f"found {name} {found!r} in the state, {expected!r} here: {_WAYS_OUT[name]}"
+
+
+def sources_of(config: Any) -> dict[str, str]:
+    """Fingerprints of the rows of each source in a dataset's configuration, wherever they stand in it."""
+    found: dict[str, str] = {}
+    _collect(config, found)
+    return found
+
+
+def _collect(config: Any, found: dict[str, str]) -> None:
+    if isinstance(config, Mapping):
+        if "rows" in config and "split_part" in config:
+            name = str(config["path"]).rstrip("/").rpartition("/")[2]
+            rest = {key: config[key] for key in ("rows", "split_part", "val", "max_samples_per_sequence", "subset")}
+            found[f"{len(found)}:{name}"] = " ".join(f"{key}={value}" for key, value in rest.items())
+        else:
+            for value in config.values():
+                _collect(value, found)
+    elif isinstance(config, list | tuple):
+        for value in config:
+            _collect(value, found)

@@ -1,0 +1,196 @@
+"""Chosen rows -> one packed batch: records and images fetched ahead, encoded, decoded and laid into one buffer. No Energon here.
+
+Nothing is kept between packs but what is being fetched, so the same rows give the same pack in any process and after any restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from indexer.encode import EncodedSample
+from indexer.profile import open_stored
+from indexer.tokenizers import bound_threads
+from packer.format.errors import BayplanError, UsageError
+from plugin.batch import EnsuredImage, ImageState, PackedBatch, PackImage, PackSample, PatchImage, build
+from plugin.failures import Failure, SampleFailed
+from plugin.packing import PackLimits
+from plugin.prefetch import Prefetched, PrefetchPool
+from plugin.read_errors import ReadCancelled
+from plugin.reader import BundleReader
+from plugin.requests import ImageRead, Sample, SampleRead
+from plugin.sample_builder import Chosen, SampleBuilder, name_of
+from plugin.settings import PackSettings, Peers
+from plugin.tensors import ImageTensors, image_tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltPack:
+    """What became of the samples of one pack."""
+
+    batch: PackedBatch | None
+    """None: every sample was skipped."""
+    failures: tuple[Failure, ...]
+
+
+class PackBuilder:
+    """Builds the packs of a dataset under a profile. Made in the trainer's process; workers forked from it read by themselves."""
+
+    def __init__(self, dataset_url: str, profile: str, settings: PackSettings, peers: Peers | None = None) -> None:
+        """Open the profile's encoder; no record is read yet.
+
+        Raises:
+            UsageError: no such profile, one whose images have no pixels yet, or settings that the peers could not share.
+        """
+        self.peers = peers or Peers()
+        settings.refuse_unfit(self.peers)
+        self.settings = settings
+        self.limits = settings.limits(self.peers)
+        bound_threads(1)  # the workers are the parallel part, and threads of a tokenizer do not survive a fork
+        opened = open_stored(dataset_url, profile)
+        self.profile = profile
+        self.fingerprint = opened.fingerprint
+        is_first = self.peers.pipeline_stage == 0
+        # Who computes the loss must know which samples are blank, so then all stages look at the images.
+        self._decodes = is_first or settings.on_failure == "blank"
+        self._drops_pixels = self._decodes and not is_first
+        rule = opened.profile.images.rule
+        self.tensors: ImageTensors | None = None
+        if rule is not None:
+            self.tensors = image_tensors(rule, opened.profile.images.parameters, draft=settings.draft)
+        self._samples = SampleBuilder(
+            encoder=opened.encoder, tensors=self.tensors, pad_id=settings.pad_id, with_pixels=self._decodes
+        )
+        ensured = self._samples.ensured_image() if settings.ensure_image else None
+        self.ensured = replace(ensured, image=self._kept(ensured.image)) if ensured else None
+        self.planning_limits = _without_ensured(self.limits, self.ensured)
+        """Of the samples of a pack: what an ensured image takes is kept free."""
+        self.reader = BundleReader(dataset_url, check_crc=settings.check_crc)
+        self._pool = PrefetchPool(
+            self.reader,
+            num_threads=settings.num_threads,
+            max_bytes=settings.prefetch_bytes,
+            read_deadline_seconds=settings.read_deadline_seconds,
+        )
+
+    def fetch_ahead(self, chosen: Iterable[Chosen]) -> None:
+        """Begin to read these, in their order, in the background."""
+        for one in chosen:
+            self._submitted(one)
+
+    def build(self, chosen: Sequence[Chosen]) -> BuiltPack:
+        """One pack of these samples, in their order.
+
+        Raises:
+            UsageError: no sample. SampleFailed: one could not be used, and the settings say to stop.
+        """
+        made = [self._sample(one) for one in chosen]
+        samples = [sample for sample, _ in made if sample is not None]
+        failures = tuple(failure for _, failure in made if failure is not None)
+        if made and not samples:
+            return BuiltPack(batch=None, failures=failures)
+        batch = build(
+            samples,
+            form=self._samples.form,
+            sequence_length=self.limits.sequence_length,
+            alignment=self.limits.alignment,
+            pad_id=self.settings.pad_id,
+            fingerprint=self.fingerprint,
+            ensure_image=self.ensured,
+        )
+        return BuiltPack(batch=batch, failures=failures)
+
+    def counters(self) -> dict[str, float]:
+        """Of this process's prefetch pool: see `PrefetchPool.counters`."""
+        return self._pool.counters()
+
+    def close(self) -> None:
+        """End the threads and give the descriptors back."""
+        self._pool.close()
+        self.reader.close()
+
+    def _submitted(self, one: Chosen) -> Prefetched:
+        return self._pool.submit(_key(one), [SampleRead(row=one.row, with_images=self._decodes)])
+
+    def _sample(self, one: Chosen) -> tuple[PackSample | None, Failure | None]:
+        """The sample and what failed of it; no sample where it is skipped."""
+        action = self.settings.on_failure
+        try:
+            (read,) = self._submitted(one).get()
+            assert isinstance(read, Sample)
+            return self._built(one, read), None
+        except BayplanError as error:
+            if action == "stop" or isinstance(error, ReadCancelled):
+                _stop(one, error)
+            failure = Failure(sample=name_of(one.row), error=str(error))
+        if action == "skip":
+            return None, failure
+        sample, is_whole = self._rescued(one)
+        return sample, None if is_whole else failure
+
+    def _built(self, one: Chosen, read: Sample) -> PackSample:
+        encoded = self._samples.encode(one.row, read.record)
+        files: Sequence[bytes | None] = read.images or [None] * len(read.record["images"])
+        made = {index: self._samples.image(one.row, index, files[index]) for index in _indices(encoded)}
+        return self._placed(one, read.record["id"], encoded, made)
+
+    def _rescued(self, one: Chosen) -> tuple[PackSample, bool]:
+        """The sample with every image grey that cannot be had; where its record cannot be had, what keeps its place. And whether
+        all of it could be had this time.
+        """
+        try:
+            (read,) = self._pool.submit((_key(one), "record"), [SampleRead(row=one.row, with_images=False)]).get()
+            assert isinstance(read, Sample)
+            encoded = self._samples.encode(one.row, read.record)
+        except BayplanError:
+            lost = self._samples.lost(one)
+            return replace(lost, images=tuple(map(self._kept, lost.images))), False
+        made = {index: self._image_or_blank(one, read.record, index) for index in _indices(encoded)}
+        is_whole = all(image.state == ImageState.REAL for image in made.values())
+        return self._placed(one, read.record["id"], encoded, made), is_whole
+
+    def _image_or_blank(self, one: Chosen, record: Mapping[str, Any], index: int) -> PackImage:
+        asked = ImageRead(source=one.row.source, entry=record["images"][index], sample_id=record["id"])
+        try:
+            (data,) = self._pool.submit((_key(one), index), [asked]).get()
+            assert isinstance(data, bytes)
+            return self._samples.image(one.row, index, data)
+        except BayplanError:
+            return self._samples.blank(one.row, index)
+
+    def _placed(self, one: Chosen, sample_id: str, encoded: EncodedSample, made: Mapping[int, PackImage]) -> PackSample:
+        return self._samples.sample(one, sample_id, encoded, [self._kept(made[span.index]) for span in encoded.image_spans])
+
+    def _kept(self, image: PackImage) -> PackImage:
+        if not self._drops_pixels:
+            return image
+        return replace(image, pixels=None) if isinstance(image, PatchImage) else replace(image, tiles=None)
+
+
+def _without_ensured(limits: PackLimits, ensured: EnsuredImage | None) -> PackLimits:
+    if ensured is None:
+        return limits
+    taken = -(-ensured.num_tokens // limits.alignment) * limits.alignment
+    if taken >= limits.sequence_length:
+        raise UsageError(
+            f"found sequence_length {limits.sequence_length}, expected more than {taken}, which an ensured image takes; raise it "
+            "or leave out ensure_image"
+        )
+    return replace(limits, sequence_length=limits.sequence_length - taken)
+
+
+def _key(one: Chosen) -> Hashable:
+    return one.row.record_file, one.row.record_offset
+
+
+def _indices(encoded: EncodedSample) -> list[int]:
+    """Of the images that stand in a sample, each once."""
+    return list(dict.fromkeys(span.index for span in encoded.image_spans))
+
+
+def _stop(one: Chosen, error: BayplanError) -> NoReturn:
+    raise SampleFailed(
+        f"sample {name_of(one.row)}: {error}. Training stops here, as on_failure 'stop' says; 'blank' trains on without this "
+        "sample in the loss, and a list in `exclude/` leaves it out"
+    ) from error

@@ -1,0 +1,153 @@
+"""A row of the index with its record and images -> a sample of a pack, exactly as long as the index promised.
+
+No reading here. What is wrong with a sample is said by an error; what takes its place is here too: grey images of the promised
+grid, or, where not even the record is to be had, a sample of the promised length without text. Both are out of the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from indexer.encode import EncodedSample, ImageSpan, SampleEncoder
+from indexer.table import IndexRow
+from packer.format.errors import FormatError
+from plugin.batch import EnsuredImage, ImageForm, ImageState, PackImage, PackSample, Patches, PatchImage, TileImage
+from plugin.tensors import ImagePatches, ImageTensors, Promise
+
+_ENSURED_SIDE = 56
+"""Pixels: about the least that any rule scales up from."""
+
+
+class Chosen(Protocol):
+    """A sample that was chosen for a pack."""
+
+    @property
+    def row(self) -> IndexRow: ...
+
+    @property
+    def number(self) -> int:
+        """Of the row, in the index of its source."""
+        ...
+
+
+def name_of(row: IndexRow) -> str:
+    """A sample for messages, known before its record is read."""
+    return f"{row.source}/{row.part_id}/{row.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleBuilder:
+    """Encoder and pixels of one profile. Without state: any number of threads may share it."""
+
+    encoder: SampleEncoder
+    tensors: ImageTensors | None
+    """None: the profile has no image rule."""
+    pad_id: int
+    with_pixels: bool = True
+
+    @property
+    def form(self) -> ImageForm | None:
+        return None if self.tensors is None else self.tensors.form
+
+    def encode(self, row: IndexRow, record: Mapping[str, Any]) -> EncodedSample:
+        """The ids of a record.
+
+        Raises:
+            SampleRefused, FormatError: it is not what was counted.
+        """
+        encoded = self.encoder.encode(record)
+        if len(encoded.ids) != row.num_tokens:
+            raise FormatError(
+                f"sample {record['id']!r}: found {len(encoded.ids)} tokens, the index promised {row.num_tokens}: this release or "
+                "machine encodes otherwise than the one that counted; index again"
+            )
+        return encoded
+
+    def image(self, row: IndexRow, index: int, data: bytes | None) -> PackImage:
+        """One image of a row.
+
+        Args:
+            data: its file; None where no pixels are asked for.
+
+        Raises:
+            RowError, FormatError: it does not decode, or is not what was counted.
+        """
+        assert self.tensors is not None, "a row with images was counted with an image rule"
+        known = row.images[index]
+        if data is None or not self.with_pixels:
+            return self._blank(known.width, known.height, ImageState.REAL)
+        promise = Promise(width=known.width, height=known.height, num_patches=known.num_patches)
+        return self._placed(self.tensors.patches(data, promise), ImageState.REAL)
+
+    def blank(self, row: IndexRow, index: int) -> PackImage:
+        """What stands for an image that could not be had."""
+        known = row.images[index]
+        return self._blank(known.width, known.height, ImageState.BLANK)
+
+    def lost(self, chosen: Chosen) -> PackSample:
+        """What stands for a sample whose record could not be had: its images as far as they fit, grey, and padding."""
+        row = chosen.row
+        ids = np.full(row.num_tokens, self.pad_id, np.int32)
+        features = np.zeros(row.num_tokens, np.bool_)
+        spans: tuple[ImageSpan, ...] = ()
+        if row.images:
+            only = self.encoder.encode(_record_of([(image.width, image.height) for image in row.images]))
+            if len(only.ids) <= len(ids):
+                ids[: len(only.ids)], features[: len(only.ids)], spans = only.ids, only.feature_mask, only.image_spans
+        encoded = EncodedSample(ids=ids, loss_mask=np.zeros_like(features), feature_mask=features, image_spans=spans)
+        return self.sample(chosen, name_of(row), encoded, [self.blank(row, span.index) for span in spans])
+
+    def sample(self, chosen: Chosen, sample_id: str, encoded: EncodedSample, images: Sequence[PackImage]) -> PackSample:
+        """The sample; out of the loss if an image of it is blank."""
+        row = chosen.row
+        if any(image.state == ImageState.BLANK for image in images):
+            encoded = replace(encoded, loss_mask=np.zeros_like(encoded.loss_mask))
+        return PackSample(
+            sample_id=sample_id,
+            source=row.source,
+            row=chosen.number,
+            encoded=encoded,
+            images=tuple(images),
+            num_text_tokens=min(row.num_text_tokens, row.num_tokens - int(encoded.feature_mask.sum())),
+            num_patches=row.num_patches,
+        )
+
+    def ensured_image(self) -> EnsuredImage | None:
+        """The smallest image as this profile writes it; None for one without images."""
+        if self.tensors is None:
+            return None
+        encoded = self.encoder.encode(_record_of([(_ENSURED_SIDE, _ENSURED_SIDE)]))
+        (span,) = encoded.image_spans
+        where = slice(span.start, span.end)
+        return EnsuredImage(
+            ids=tuple(encoded.ids[where].tolist()),
+            feature_mask=tuple(encoded.feature_mask[where].tolist()),
+            image=self._blank(_ENSURED_SIDE, _ENSURED_SIDE, ImageState.REAL),
+        )
+
+    def _blank(self, width: int, height: int, state: ImageState) -> PackImage:
+        assert self.tensors is not None
+        if self.with_pixels:
+            return self._placed(self.tensors.blank(width, height), state)
+        target = self.tensors.target(width, height)
+        if isinstance(self.form, Patches):
+            return PatchImage(grid_thw=target.grid, pixels=None, state=state)
+        return TileImage(num_tiles=target.shape[0], tiles=None, state=state)
+
+    def _placed(self, made: ImagePatches, state: ImageState) -> PackImage:
+        if isinstance(self.form, Patches):
+            return PatchImage(grid_thw=made.grid, pixels=made.pixels, state=state)
+        return TileImage(num_tiles=len(made.pixels), tiles=made.pixels, state=state)
+
+
+def _record_of(sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """A document of images alone."""
+    return {
+        "id": "",
+        "content": [{"type": "image", "image": place} for place in range(len(sizes))],
+        "images": [{"width": width, "height": height} for width, height in sizes],
+    }
