@@ -9,6 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plugin.cost import CostModel, EncoderCost, LlmCost, StepTimer, cost_model
+    from plugin.failures import SampleFailed, TooManyFailures
+    from plugin.loader import PackLoader
     from plugin.prefetch import Prefetched, PrefetchPool
     from plugin.read_errors import (
         FileChanged,
@@ -22,13 +25,22 @@ if TYPE_CHECKING:
     )
     from plugin.reader import BundleReader
     from plugin.requests import ImageRead, Sample, SampleRead
+    from plugin.settings import PackSettings, Peers
+    from plugin.task_encoder import PackingTaskEncoder
 
 _MODULES = {
     "BundleReader": "plugin.reader",
+    "CostModel": "plugin.cost",
+    "EncoderCost": "plugin.cost",
     "FileChanged": "plugin.read_errors",
     "FileCut": "plugin.read_errors",
     "FileMissing": "plugin.read_errors",
     "ImageRead": "plugin.requests",
+    "LlmCost": "plugin.cost",
+    "PackLoader": "plugin.loader",
+    "PackSettings": "plugin.settings",
+    "PackingTaskEncoder": "plugin.task_encoder",
+    "Peers": "plugin.settings",
     "PrefetchPool": "plugin.prefetch",
     "Prefetched": "plugin.prefetch",
     "ReadCancelled": "plugin.read_errors",
@@ -36,16 +48,27 @@ _MODULES = {
     "ReadPlace": "plugin.read_errors",
     "ReadStalled": "plugin.read_errors",
     "Sample": "plugin.requests",
+    "SampleFailed": "plugin.failures",
     "SampleRead": "plugin.requests",
+    "StepTimer": "plugin.cost",
     "StoreFailed": "plugin.read_errors",
+    "TooManyFailures": "plugin.failures",
+    "cost_model": "plugin.cost",
 }
 
 __all__ = [
     "BundleReader",
+    "CostModel",
+    "EncoderCost",
     "FileChanged",
     "FileCut",
     "FileMissing",
     "ImageRead",
+    "LlmCost",
+    "PackLoader",
+    "PackSettings",
+    "PackingTaskEncoder",
+    "Peers",
     "PrefetchPool",
     "Prefetched",
     "ReadCancelled",
@@ -53,8 +76,12 @@ __all__ = [
     "ReadPlace",
     "ReadStalled",
     "Sample",
+    "SampleFailed",
     "SampleRead",
+    "StepTimer",
     "StoreFailed",
+    "TooManyFailures",
+    "cost_model",
 ]
 
 

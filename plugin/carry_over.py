@@ -1,8 +1,9 @@
 """Packing inside Energon that hands unfilled packs back to the buffer. Exact restore at every pack, in training and at its end.
 
-Energon's own wrapper empties its buffer into every plan and drops what is not returned, and restores wrongly while it flushes the
-end of an epoch. Here the samples that wait, their ages, the packs that were planned and not yet built, and whether the source has
-ended are all part of the state. A sample is an index row, so a buffer is restored without reading a record.
+Energon's own wrapper empties its buffer into every plan and drops what is not returned; it and Energon's shuffle buffer restore
+wrongly while they flush the end of an epoch. Here the samples that are mixed, those that wait, their ages, the packs that were
+planned and not yet built, and whether the source has ended are all part of the state. A sample is an index row, so a buffer is
+restored without reading a record.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 from megatron.energon import SavableDataset, WorkerConfig
 from megatron.energon.flavors.base_dataset import FlexState, set_sample_restore_key
+from megatron.energon.rng import WorkerRng
 from megatron.energon.wrappers.base import BaseWrapperDataset, SampleIndex
 from megatron.energon.wrappers.buffer import SavableSampleBuffer
 
@@ -42,17 +44,26 @@ class Packer(Protocol):
         """Build one pack. May return a pack without a batch, which is not emitted."""
 
 
+class Buffer(SavableSampleBuffer[Any]):  # type: ignore[misc]
+    """Energon's, saved without copying every key: keys are tuples, and a state is made for every few packs."""
+
+    def save_state(self) -> FlexState:
+        return FlexState(__class__=type(self).__name__, _restore_keys=list(self._restore_keys))
+
+
 class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[misc]
     """Samples -> packs. Samples that wait and packs that are planned together are at most `buffer_size` samples."""
 
     _savable_fields = (
+        "_mixing",
+        "_rng",
         "_waiting",
         "_ages",
         "_planned",
         "_planned_lengths",
         "_plan_index",
         "_pack_index",
-        "_is_exhausted",
+        "_source_has_ended",
         "_has_ended",
         "_num_samples",
         "_num_failed",
@@ -66,29 +77,37 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         packer: Packer,
         settings: PackSettings,
         buffer_size: int,
+        shuffle_size: int = 1,
         worker_config: WorkerConfig,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         self._packer = packer
         self._settings = settings
         self._buffer_size = buffer_size
+        self._shuffle_size = shuffle_size
+        self.num_replayed: dict[int, int] = {}
+        """By worker: packs that Energon's loader builds again after a restore and does not hand out. Set by `PackLoader`."""
         self._failures: deque[Failure] = deque(maxlen=8)
         self.reset_state_own()
 
     def reset_state_own(self) -> None:
-        self._waiting = SavableSampleBuffer(self.dataset, worker_config=self.worker_config)
+        self._mixing = Buffer(self.dataset, worker_config=self.worker_config)
+        """Samples are drawn from these at random."""
+        self._rng = WorkerRng(self.worker_config)
+        self._waiting = Buffer(self.dataset, worker_config=self.worker_config)
         self._ages: list[int] = []
         """Of the waiting samples: how often each was handed back."""
-        self._planned = SavableSampleBuffer(self.dataset, worker_config=self.worker_config)
+        self._planned = Buffer(self.dataset, worker_config=self.worker_config)
         """The samples of the packs to build next, one pack after another."""
         self._planned_lengths: list[int] = []
         self._plan_index = SampleIndex(self.worker_config, src=self)
         self._pack_index = SampleIndex(self.worker_config, src=self)
-        self._is_exhausted = False
-        """The source gave its last sample of this epoch; what waits leaves without being handed back."""
+        self._source_has_ended = False
+        """It gave its last sample of this epoch: asked again, it would begin the next."""
         self._has_ended = False
         """The last pack of an epoch is out, and the next epoch has not begun."""
         self._was_restored = False
+        self._num_since_restore = 0
         self._num_samples = 0
         self._num_failed = 0
         self._num_refused: dict[str, int] = {}
@@ -97,20 +116,21 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
     def restore_state(self, state: FlexState) -> None:
         super().restore_state(state)
         self._was_restored = True
+        self._num_since_restore = 0
 
     def __iter__(self) -> Iterator[Any]:
         was_at_end = self._has_ended and self._was_restored
         self._has_ended = self._was_restored = False
         if was_at_end:
             return  # the others of this rank's workers are still in that epoch
-        self._waiting.worker_start()
-        self._planned.worker_start()
+        for buffer in (self._mixing, self._waiting, self._planned):
+            buffer.worker_start()
         num_ahead = 0
         source: Iterator[Any] | None = None
         while True:
-            if not self._is_exhausted:
-                source = iter(self.dataset) if source is None else source
-                self._fill(source)
+            if source is None and not self._source_has_ended:
+                source = iter(self.dataset)
+            self._fill(source)
             if self._is_running_low():
                 self._plan()
             if not self._planned_lengths:
@@ -121,18 +141,32 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
             num_ahead -= 1
             pack = self._build()
             if pack.packed is not None:
+                self._num_since_restore += 1
                 yield pack
-        self._is_exhausted = False
+        self._source_has_ended = False
         self._has_ended = True
+        # Energon's loader asks again at once where all that came was replayed, and would hand out the next epoch.
+        replayed = self.num_replayed.pop(self.worker_config.rank_worker_id(), 0)
+        self._was_restored = 0 < replayed == self._num_since_restore
 
-    def _fill(self, source: Iterator[Any]) -> None:
+    @property
+    def _is_exhausted(self) -> bool:
+        """Nothing more comes in this epoch; what waits leaves without being handed back."""
+        return self._source_has_ended and not self._mixing.buffer
+
+    def _fill(self, source: Iterator[Any] | None) -> None:
         """So many samples come in as went out: reading index rows is spread over the packs."""
         while len(self._waiting.buffer) + len(self._planned.buffer) < self._buffer_size:
-            try:
-                self._waiting.append(next(source))
-            except StopIteration:
-                self._is_exhausted = True
+            while not self._source_has_ended and len(self._mixing.buffer) < self._shuffle_size:
+                assert source is not None
+                try:
+                    self._mixing.append(next(source))
+                except StopIteration:
+                    self._source_has_ended = True
+            number = len(self._mixing.buffer)
+            if not number:
                 return
+            self._waiting.append(self._mixing.pop(self._rng.randbelow(number) if number > 1 else 0))
             self._ages.append(0)
 
     def _is_running_low(self) -> bool:
@@ -211,6 +245,7 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         return {
             "type": type(self).__qualname__,
             "buffer_size": self._buffer_size,
+            "shuffle_size": self._shuffle_size,
             "worker_config": self.worker_config.config(),
             "dataset": self.dataset.config(),
         }

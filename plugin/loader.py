@@ -18,6 +18,7 @@ from packer.format import layout
 from packer.format.errors import UsageError
 from packer.storage import join_url
 from plugin.batch.torch_batch import TorchBatch
+from plugin.carry_over import CarryOverPackingDataset
 from plugin.counters import StreamCounters, difference, line
 from plugin.host_memory import HostMemory
 from plugin.loader_state import LoaderState, read_state, sources_of
@@ -213,6 +214,9 @@ class PackLoader:
             raise UsageError("restore_state: found a stream that has begun, expected a fresh one; restore before the first pack")
         known = read_state(state, self._identity())
         self._loader.restore_state_rank(known["energon"])
+        if self.num_workers and known["energon"] is not None:
+            packing = _packing_of(self._loader.dataset)
+            packing.num_replayed = {worker: saved.offset for worker, saved in enumerate(known["energon"].worker_states)}
         self.num_packs = known["num_packs"]
         if known["is_between_epochs"]:
             self._skip_ended_epoch()
@@ -249,3 +253,13 @@ class PackLoader:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _packing_of(dataset: Any) -> CarryOverPackingDataset:
+    """The packing dataset under Energon's wrappers."""
+    while not isinstance(dataset, CarryOverPackingDataset):
+        try:
+            dataset = dataset.dataset
+        except (AttributeError, AssertionError):
+            raise UsageError(f"found a loader over {dataset}, expected packs of a `PackingTaskEncoder`") from None
+    return dataset

@@ -67,11 +67,14 @@ class PackBuilder:
         self.planning_limits = _without_ensured(self.limits, self.ensured)
         """Of the samples of a pack: what an ensured image takes is kept free."""
         self.reader = BundleReader(dataset_url, check_crc=settings.check_crc)
-        self._pool = PrefetchPool(
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> PrefetchPool:
+        return PrefetchPool(
             self.reader,
-            num_threads=settings.num_threads,
-            max_bytes=settings.prefetch_bytes,
-            read_deadline_seconds=settings.read_deadline_seconds,
+            num_threads=self.settings.num_threads,
+            max_bytes=self.settings.prefetch_bytes,
+            read_deadline_seconds=self.settings.read_deadline_seconds,
         )
 
     def fetch_ahead(self, chosen: Iterable[Chosen]) -> None:
@@ -106,8 +109,9 @@ class PackBuilder:
         return self._pool.counters()
 
     def close(self) -> None:
-        """End the threads and give the descriptors back."""
+        """End the threads and give the descriptors back; what is asked for later begins anew."""
         self._pool.close()
+        self._pool = self._new_pool()
         self.reader.close()
 
     def _submitted(self, one: Chosen) -> Prefetched:

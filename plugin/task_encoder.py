@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from megatron.energon import (
     Cooker,
@@ -77,6 +78,7 @@ class PackingTaskEncoder(TaskEncoder[IndexedSample, IndexedSample, Pack, Pack]):
         self.builder = PackBuilder(dataset_url, profile, settings, peers)
         self.settings = settings
         self.limits = self.builder.planning_limits
+        self._shuffle_size = 1
         self._told: set[tuple[str, Refusal]] = set()
 
     def plan_packs(self, samples: Sequence[IndexedSample], ages: Sequence[int], *, flush: bool) -> Packing:
@@ -139,6 +141,14 @@ class PackingTaskEncoder(TaskEncoder[IndexedSample, IndexedSample, Pack, Pack]):
         (one,) = samples
         return one
 
+    def build_train_datasets(self, *, shuffle_buffer_size: int | None = None, **arguments: Any) -> SavableDataset[Pack]:
+        """As Energon's, with the shuffle buffer in `CarryOverPackingDataset`: Energon's own restores wrongly as an epoch ends."""
+        self._shuffle_size = max(1, shuffle_buffer_size or 1)
+        try:
+            return super().build_train_datasets(shuffle_buffer_size=None, **arguments)
+        finally:
+            self._shuffle_size = 1
+
     def build_batch(
         self,
         dataset: SavableDataset[IndexedSample],
@@ -159,6 +169,7 @@ class PackingTaskEncoder(TaskEncoder[IndexedSample, IndexedSample, Pack, Pack]):
             packer=self,
             settings=self.settings,
             buffer_size=packing_buffer_size or self.settings.buffer_size,
+            shuffle_size=self._shuffle_size,
             worker_config=worker_config,
         )
         return super().build_batch(
