@@ -413,5 +413,21 @@ def image_tokens(sizes: tuple[str, ...], rules: tuple[str, ...], as_json: bool) 
     print_image_tokens(sizes, rules, as_json)
 
 
+@main.command()
+@click.argument("timings", nargs=-1, required=True, metavar="TIMINGS...")
+@click.option("--to", help="Write the cost model into this .json file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def calibrate(timings: tuple[str, ...], to: str | None, as_json: bool) -> None:
+    """Fit a cost model to TIMINGS, JSON lines of measured microbatches as `StepTimer` writes them, one file a rank.
+
+    Shows each coefficient, how well times are explained, and which coefficients the data do not tell apart.
+
+    Example: bayplan calibrate examples/timings.jsonl --to cost.json
+    """
+    from pipelines.calibrate import calibrate as run_calibration
+
+    run_calibration(timings, to, as_json)
+
+
 if __name__ == "__main__":
     main()

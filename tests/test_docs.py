@@ -43,6 +43,7 @@ SURFACE = {
     "retry": {"DATASET", "--workers", "--address", "--source", "--json"},
     "status": {"DATASET", "--json"},
     "image-tokens": {"[SIZE]...", "--rule", "--json"},
+    "calibrate": {"TIMINGS...", "--to", "--json"},
 }
 """Every command with its arguments and flags. Few flags; the recipe carries the rest."""
 
