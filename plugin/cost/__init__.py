@@ -7,6 +7,7 @@ From a model's shape (`cost_model("qwen3_vl_vit+qwen3_8b")`), from numbers in a 
 from plugin.cost.core import MAX_COST, PER_COST, CostModel, EncoderCost, LlmCost, Unit
 from plugin.cost.files import cost_file, read_cost_model
 from plugin.cost.fitting import Column, Fit, PartFit, fit_timings
+from plugin.cost.index import sample_costs
 from plugin.cost.lookup import cost_model
 from plugin.cost.nnls import non_negative_least_squares
 from plugin.cost.presets import ENCODERS, LLMS, EncoderPreset, LlmPreset
@@ -45,4 +46,5 @@ __all__ = [
     "non_negative_least_squares",
     "read_cost_model",
     "read_timings",
+    "sample_costs",
 ]

@@ -16,6 +16,8 @@ from plugin.cost.timings import Timings
 PER_SECOND = 10**15
 _ENOUGH_ROWS = 10
 """A column, below which a fit is doubtful."""
+_GOOD = 0.05
+"""Median relative error, below which a fit is good whatever its R^2."""
 _STEADY = 0.01
 """Tokens that vary by less (deviation / mean) tell nothing apart from a constant."""
 _COLLINEAR = 1e-3
@@ -232,9 +234,9 @@ def _warnings(part: PartName, fit: PartFit, num_fitted: int) -> list[str]:
         found.append(
             f"{part}: {names} rise and fall together: any split between them fits as well, and holds only for data of this kind"
         )
-    if fit.r_squared < 0.9:
+    if fit.r_squared < 0.9 and fit.median_error > _GOOD:  # times that hardly vary leave nothing to explain
         found.append(
-            f"{part}: R^2 {fit.r_squared:.3f}: these columns do not explain the times; are other jobs on the machine, "
-            "or do the times hold waits for other ranks?"
+            f"{part}: R^2 {fit.r_squared:.3f}, median error {fit.median_error:.0%}: these columns do not explain the times; "
+            "are other jobs on the machine, or do the times hold waits for other ranks?"
         )
     return found

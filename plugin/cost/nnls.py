@@ -20,8 +20,8 @@ Floats = npt.NDArray[np.float64]
 MAX_COLUMNS = 10
 _INDEPENDENT = 1e-10
 """Smallest singular value of independent columns of length 1."""
-_BETTER = 1e-12
-"""Of the squared target: what another column must explain to be taken."""
+_BETTER = 1e-18
+"""Of the squared target: what a larger set of columns must explain more, beyond rounding."""
 
 
 def non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:

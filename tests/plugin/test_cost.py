@@ -31,6 +31,7 @@ from plugin.cost import (
     cost_file,
     cost_model,
     from_shapes,
+    sample_costs,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -532,6 +533,36 @@ def test_presets_are_in_the_document() -> None:
     for name, preset in [*ENCODERS.items(), *LLMS.items()]:
         assert f"| `{name}` | {preset.models} |" in text
         assert preset.source in text
+
+
+def test_costs_of_an_index_are_those_of_its_rows(tmp_path: Path) -> None:
+    from index_rows import FINGERPRINT, PROFILE, make_rows, write_parts
+
+    from indexer.table import consolidate, open_index
+    from packer.storage import LocalStorage
+
+    storage = LocalStorage(str(tmp_path), fsync=False)
+    parts = [make_rows([1, 0, 3, 2], unusable=[3]), make_rows([0, 5], seed=1)]
+    consolidate(storage, PROFILE, "web", write_parts(storage, parts), FINGERPRINT)
+    table = open_index(str(tmp_path), PROFILE)
+    for model in (WINDOWS, cost_model("qwen3_vl_vit+qwen3_8b")):
+        found = np.concatenate([sample_costs(model, batch) for batch in table.batches()])
+        for row in range(table.num_rows):
+            images = table.images_of(row)
+            columns = [[image.num_patches for image in images], [image.sum_squared_attention for image in images]]
+            tokens = table.row(row).num_tokens
+            assert found[row].tolist() == [model.encoder_cost_of_images(*columns, [len(images)])[0], model.llm_cost([tokens])[0]]
+        assert found[3].tolist() == [0, 0]
+        assert (found[[0, 2, 5]] > 0).all()
+
+
+def test_code_of_the_document_runs() -> None:
+    text = (ROOT / "docs" / "cost.md").read_text()
+    code = text.partition("```python\n")[2].partition("```")[0]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[50785258        0  9819981]\n")
+    assert WINDOWS.fingerprint in done.stdout
 
 
 def test_examples_of_the_document_are_read(tmp_path: Path) -> None:
