@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,14 +62,30 @@ def run_job(dataset: str, folder: Path, layouts: Sequence[Layout], num_ranks: in
     ranks = [context.Process(target=_rank, args=(dataset, folder, layouts, rank, num_ranks, queue)) for rank in range(num_ranks)]
     for process in ranks:
         process.start()
-    found = dict(queue.get(timeout=RANK_SECONDS) for _ in ranks)
-    for process in ranks:
-        process.join(RANK_SECONDS)
-        assert process.exitcode == 0, found
+    found: dict[int, Any] = {}
+    try:
+        while len(found) < num_ranks:
+            rank, seen = queue.get(timeout=RANK_SECONDS)
+            assert isinstance(seen, list), f"rank {rank} failed:\n{seen}"
+            found[rank] = seen
+    finally:
+        for process in ranks:
+            if len(found) < num_ranks:
+                process.kill()  # it waits for the one that failed
+            process.join(RANK_SECONDS)
+    assert [process.exitcode for process in ranks] == [0] * num_ranks
     return [[found[rank][place] for rank in range(num_ranks)] for place in range(len(layouts))]
 
 
 def _rank(dataset: str, folder: Path, layouts: Sequence[Layout], rank: int, num_ranks: int, queue: Any) -> None:
+    try:
+        queue.put((rank, _see_all(dataset, folder, layouts, rank, num_ranks)))
+    except BaseException:
+        queue.put((rank, traceback.format_exc()))
+        raise
+
+
+def _see_all(dataset: str, folder: Path, layouts: Sequence[Layout], rank: int, num_ranks: int) -> list[Seen]:
     warnings.simplefilter("ignore")
     bridge_classes.prepare()
     import torch
@@ -86,10 +103,8 @@ def _rank(dataset: str, folder: Path, layouts: Sequence[Layout], rank: int, num_
         found.append(_see(dataset, folder / f"layout-{place}", layout))
         torch.distributed.barrier()
         parallel_state.destroy_model_parallel()
-    queue.put((rank, found))
-    queue.close()
-    queue.join_thread()
     torch.distributed.destroy_process_group()
+    return found
 
 
 def _see(dataset: str, folder: Path, layout: Layout) -> Seen:
