@@ -15,6 +15,7 @@ import pyarrow as pa
 from megatron.energon import CrudeSample, SavableDataset, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
+from megatron.energon.flavors.webdataset.empty_dataset_error import EmptyDatasetError
 from megatron.energon.flavors.webdataset.sample_loader import RawSampleData, WebdatasetSampleLoaderDataset
 from megatron.energon.flavors.webdataset.sharder import Sharder
 from megatron.energon.flavors.webdataset.structs import DatasetSubset, ShardInfo
@@ -25,12 +26,17 @@ from indexer.rows import as_numpy
 from indexer.splits import held_out
 from indexer.table import IndexRow, IndexTable, open_index
 from packer.format.errors import UsageError
+from plugin.row_sample import RowSample
 
 SLICE_SAMPLES = 256
 """Rows that follow each other in training: small, since a row costs microseconds wherever it stands."""
 PARALLEL_SLICES = 16
 _BLOCK_ROWS = 4096
 _SPLITS = ("train", "val")
+
+
+class NoTestSplit(UsageError, EmptyDatasetError):  # type: ignore[misc]
+    """Sources have no split `test`. Energon's commands ask for it unless told otherwise, and pass over a split that is empty."""
 
 
 class Selection:
@@ -83,8 +89,8 @@ class RowReader:
 
 
 class IndexedSource(BaseCoreDatasetFactory[CrudeSample], Sharder):  # type: ignore[misc]
-    """The factory that `.nv-meta/<profile>.yaml` of a source names. Its crude samples hold one `row`, an `IndexRow`, and its
-    `number` in the source's index.
+    """The factory that `.nv-meta/<profile>.yaml` of a source names. Its samples are `RowSample`s: each holds one `row`, and the
+    row's `number` in the source's index.
     """
 
     __sample_type__ = CrudeSample
@@ -135,7 +141,8 @@ class IndexedSource(BaseCoreDatasetFactory[CrudeSample], Sharder):  # type: igno
     ) -> None:
         """What Energon asks of every dataset; meanings are Energon's."""
         if split_part not in _SPLITS:
-            raise UsageError(f"{self.path}: found the split {split_part!r}, expected one of {', '.join(_SPLITS)}")
+            refusal = NoTestSplit if split_part == "test" else UsageError
+            raise refusal(f"{self.path}: found the split {split_part!r}, expected one of {', '.join(_SPLITS)}")
         self.training, self.worker_config, self.subset = training, worker_config, subset
         self._split_part = split_part
         self._shuffle_over_epochs = shuffle_over_epochs
@@ -178,13 +185,13 @@ class IndexedSource(BaseCoreDatasetFactory[CrudeSample], Sharder):  # type: igno
     def _crude(self, raw: RawSampleData) -> CrudeSample:
         (sample,) = raw.data
         assert sample is not None
-        return CrudeSample({**sample, "__subflavors__": self.subflavors})
+        return RowSample({**sample, "__subflavors__": self.subflavors})
 
     def config(self) -> dict[str, Any]:
         """What decides which samples come in which order."""
         return {
             "type": type(self).__qualname__,
-            "path": str(self.path),
+            "_path": str(self.path),  # the name under which `energon analyze-debug` looks for it
             "profile": self._profile,
             "rows": self._table.fingerprint,
             "split_part": self._split_part,

@@ -67,7 +67,7 @@ def sources_of(config: Any) -> dict[str, str]:
 def _collect(config: Any, found: dict[str, str]) -> None:
     if isinstance(config, Mapping):
         if "rows" in config and "split_part" in config:
-            name = str(config["path"]).rstrip("/").rpartition("/")[2]
+            name = str(config["_path"]).rstrip("/").rpartition("/")[2]
             rest = {key: config[key] for key in ("rows", "split_part", "val", "max_samples_per_sequence", "subset")}
             found[f"{len(found)}:{name}"] = " ".join(f"{key}={value}" for key, value in rest.items())
         else:
