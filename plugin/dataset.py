@@ -27,36 +27,16 @@ from indexer.splits import held_out
 from indexer.table import IndexRow, IndexTable, open_index
 from packer.format.errors import UsageError
 from plugin.row_sample import RowSample
+from plugin.selection import Selection
 
 SLICE_SAMPLES = 256
 """Rows that follow each other in training: small, since a row costs microseconds wherever it stands."""
 PARALLEL_SLICES = 16
-_BLOCK_ROWS = 4096
 _SPLITS = ("train", "val")
 
 
 class NoTestSplit(UsageError, EmptyDatasetError):  # type: ignore[misc]
     """Sources have no split `test`. Energon's commands ask for it unless told otherwise, and pass over a split that is empty."""
-
-
-class Selection:
-    """The k-th of some rows, from one bit of memory a row and a running count a block."""
-
-    def __init__(self, mask: npt.NDArray[np.bool_]) -> None:
-        self._bits = np.packbits(mask, bitorder="little")
-        starts = np.arange(0, len(mask), _BLOCK_ROWS)
-        counts = np.add.reduceat(mask, starts, dtype=np.int64) if len(mask) else np.zeros(0, np.int64)
-        self._before = np.concatenate([[0], np.cumsum(counts)])
-
-    def __len__(self) -> int:
-        return int(self._before[-1])
-
-    def row_at(self, position: int) -> int:
-        """The row at a position, 0 <= position < len."""
-        block = int(np.searchsorted(self._before, position, side="right")) - 1
-        start = block * _BLOCK_ROWS // 8
-        bits = np.unpackbits(self._bits[start : start + _BLOCK_ROWS // 8], bitorder="little")
-        return block * _BLOCK_ROWS + int(np.flatnonzero(bits)[position - self._before[block]])
 
 
 class RowReader:

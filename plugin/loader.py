@@ -221,6 +221,14 @@ class PackLoader:
         if known["is_between_epochs"]:
             self._skip_ended_epoch()
 
+    def state_dict(self) -> dict[str, Any]:
+        """`save_state`, as torchdata and accelerate call it."""
+        return self.save_state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """`restore_state`, as torchdata and accelerate call it."""
+        self.restore_state(state_dict)
+
     def _skip_ended_epoch(self) -> None:
         """The workers still stand at the end of the epoch that the trainer has seen."""
         self._has_begun = True

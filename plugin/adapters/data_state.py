@@ -43,21 +43,27 @@ def require_state(folders: Sequence[str | Path], step: int, *, rank: int, size: 
     found = {folder: ranks_with_state(folder) for folder in folders}
     for folder, steps in found.items():
         if (ranks := steps.get(step)) is not None:
-            _refuse_other_ranks(f"data state of step {step} in {folder}", ranks, size)
+            refuse_other_ranks(f"data state of step {step} in {folder}", ranks, size)
             return state_file(folder, step, rank)
     others = sorted({other for steps in found.values() for other in steps})
     where = ", ".join(map(str, folders)) or "any folder"
     if others:
-        what = f"found those of steps {_listed(others)}; resume from one of them, "
+        what = f"found those of steps {listed(others)}; resume from one of them, "
     else:
         what = "found none of any step; give the folder that has them, "
     raise UsageError(f"no data state for step {step} in {where}: {what}{WAY_OUT}")
 
 
-def _refuse_other_ranks(what: str, ranks: frozenset[int], size: int) -> None:
+def refuse_other_ranks(what: str, ranks: frozenset[int], size: int) -> None:
+    """Args:
+        what: the states, for the message. ranks: those that have one; at least one.
+
+    Raises:
+        UsageError: they are not ranks 0 to `size` - 1.
+    """
     if missing := sorted(set(range(max(ranks))) - ranks):
         raise UsageError(
-            f"{what}: found none of data-parallel ranks {_listed(missing)}: the checkpoint is not whole; "
+            f"{what}: found none of data-parallel ranks {listed(missing)}: the checkpoint is not whole; "
             f"resume from another step, {WAY_OUT}"
         )
     if len(ranks) != size:
@@ -67,5 +73,6 @@ def _refuse_other_ranks(what: str, ranks: frozenset[int], size: int) -> None:
         )
 
 
-def _listed(numbers: Iterable[int]) -> str:
+def listed(numbers: Iterable[int]) -> str:
+    """For a message."""
     return ", ".join(map(str, numbers))
