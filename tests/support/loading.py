@@ -13,7 +13,7 @@ import torch
 from byte_tokenizer import write_byte_tokenizer
 from in_process import index_in_process, pack_in_process
 from PIL import Image
-from small_job import write_recipe, write_rows
+from small_job import PROFILES, write_recipe, write_rows
 
 from plugin.loader import PackLoader
 from plugin.settings import PackSettings, Peers
@@ -36,7 +36,7 @@ splits:
 """
 
 
-def write_stream(folder: Path) -> str:
+def write_stream(folder: Path, profile: str = PROFILE) -> str:
     """The dataset's folder."""
     random.seed(7)
     (folder / "images").mkdir(parents=True)
@@ -49,7 +49,7 @@ def write_stream(folder: Path) -> str:
     write_rows(folder / "pics.jsonl", captions)
     text = ({"id": f"text {n}", "text": "w" * random.randrange(5, 150)} for n in range(NUM_SAMPLES["text"]))
     write_rows(folder / "text.jsonl", text)
-    pack_in_process(write_recipe(folder, sources=SOURCES))
+    pack_in_process(write_recipe(folder, sources=SOURCES, profiles={profile: PROFILES[PROFILE]}))
     assert index_in_process(folder / "out").exit_code == 0
     return str(folder / "out")
 

@@ -1,0 +1,54 @@
+"""One rank of a Trainer over gloo: what it trained on, as one line of JSON. Started by `torchrun` with dataset and output."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+from loading import opened
+from tiny_qwen import tiny_qwen25
+from transformers import Trainer, TrainingArguments
+
+from plugin.adapters.huggingface import BayplanTrainerMixin
+
+warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
+
+
+class RankTrainer(BayplanTrainerMixin, Trainer):
+    """Keeps how many tokens each step counted."""
+
+    counted: list[int]
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        self.counted.append(int(num_items_in_batch))
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+def main(url: str, output: str) -> None:
+    args = TrainingArguments(
+        output_dir=output,
+        max_steps=3,
+        save_steps=3,
+        logging_steps=1,
+        per_device_train_batch_size=1,
+        remove_unused_columns=False,
+        ignore_data_skip=True,
+        ddp_backend="gloo",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        log_level="error",
+    )
+    loader = opened(url, rank=args.process_index, world_size=args.world_size)
+    trainer = RankTrainer(model=tiny_qwen25(), args=args, train_dataset=loader)
+    trainer.counted = []
+    trainer.train()
+    ids = [loader.sample_ids(number) for number in range(loader.num_packs)]
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    with open(f"{output}/rank{args.process_index}.json", "w") as file:
+        json.dump({"ids": ids, "counted": trainer.counted, "losses": losses}, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
