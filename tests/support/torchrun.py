@@ -13,7 +13,15 @@ ROOT = Path(__file__).parents[2]
 
 def torchrun(script: Path, *words: str, num_ranks: int, timeout_seconds: float = 120) -> str:
     """Run it to its end; what it printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", str(script), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={num_ranks}",
+        str(script),
+        *words,
+    ]
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), str(script.parent)])
     env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
