@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from transformers import (
 )
 
 IDS = {token: 256 + number for number, token in enumerate(QWEN_TOKENS)}
+"""Of the byte tokenizer's special tokens."""
 TEXT: dict[str, Any] = {
-    "vocab_size": 256 + len(QWEN_TOKENS),
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -26,25 +27,30 @@ TEXT: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-SHARED: dict[str, Any] = {
-    "image_token_id": IDS["<|image_pad|>"],
-    "vision_start_token_id": IDS["<|vision_start|>"],
-    "vision_end_token_id": IDS["<|vision_end|>"],
-    "video_token_id": 255,
-    "attn_implementation": "sdpa",
-}
 VISION: dict[str, Any] = {"depth": 1, "num_heads": 2, "patch_size": 14, "temporal_patch_size": 2, "in_channels": 3}
 
 
-def tiny_qwen2(seed: int = 0) -> Qwen2VLForConditionalGeneration:
+def _settings(ids: Mapping[str, int], vocab_size: int, vision: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "text_config": TEXT | {"vocab_size": vocab_size},
+        "vision_config": {**VISION, **vision},
+        "image_token_id": ids["<|image_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "video_token_id": vocab_size - 1,
+        "attn_implementation": "sdpa",
+    }
+
+
+def tiny_qwen2() -> Qwen2VLForConditionalGeneration:
     """Its loss takes the number of tokens of all packs of a step."""
-    vision = VISION | {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2, "spatial_merge_size": 2}
-    torch.manual_seed(seed)
-    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=TEXT, vision_config=vision, **SHARED))
+    vision = {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2, "spatial_merge_size": 2}
+    torch.manual_seed(0)
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(**_settings(IDS, 263, vision)))
 
 
-def tiny_qwen25(seed: int = 0) -> Qwen2_5_VLForConditionalGeneration:
+def tiny_qwen25(ids: Mapping[str, int] = IDS, vocab_size: int = 263) -> Qwen2_5_VLForConditionalGeneration:
     """It says that its loss does not."""
-    vision = VISION | {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32, "fullatt_block_indexes": [0]}
-    torch.manual_seed(seed)
-    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=TEXT, vision_config=vision, **SHARED))
+    vision = {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 32, "fullatt_block_indexes": [0]}
+    torch.manual_seed(0)
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**_settings(ids, vocab_size, vision)))
