@@ -188,7 +188,7 @@ def test_specification_lists_every_reason_code() -> None:
 
 
 def test_code_of_the_readme_that_looks_up_a_length_runs(demo: Path) -> None:
-    (demo / "lengths.py").write_text(blocks(README, "python")[0])
+    (demo / "lengths.py").write_text(blocks(README, "python")[1])
     done = run("python lengths.py", demo)
     assert done.returncode == 0, done.stderr
     assert re.match(r"691 samples; \d+ usable; tokens of the first: \d+\n\d+ tokens, images at \[\(\d+, \d+\)", done.stdout)
@@ -196,11 +196,15 @@ def test_code_of_the_readme_that_looks_up_a_length_runs(demo: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-energon is not installed")
 def test_energon_code_of_the_readme_runs(demo: Path) -> None:
-    (demo / "rows.py").write_text(blocks(README, "python")[1])
+    (demo / "packs.py").write_text(blocks(README, "python")[0])
+    packs = run("python packs.py", demo)
+    assert packs.returncode == 0, packs.stderr
+    assert len(re.findall(r"^1 packs; [\d,]+ tokens .*% full;", packs.stdout, re.MULTILINE)) == 3
+    (demo / "rows.py").write_text(blocks(README, "python")[2])
     rows = run("python rows.py", demo)
     assert rows.returncode == 0, rows.stderr
     assert len(re.findall(r"^[\w-]+ line \d+: \d+ tokens$", rows.stdout, re.MULTILINE)) == 6
-    (demo / "trainer.py").write_text(blocks(README, "python")[2])
+    (demo / "trainer.py").write_text(blocks(README, "python")[3])
     done = run("python trainer.py", demo)
     assert done.returncode == 0, done.stderr
     shown = [line for line in done.stdout.splitlines() if re.fullmatch(r".+ \[[\d, ]*\]", line)]
