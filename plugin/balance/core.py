@@ -120,10 +120,10 @@ def _exchanged(
 def _tolerance_per_mille(mode: Mode, num_microbatches: int) -> int:
     """How far above the mean a total may stay.
 
-    Rank totals to 1%: a pack is paid for each one over that. Group totals to an eighth of a pack per rank: what is left weighs
+    Rank totals to 1%: a pack is paid for each one over that. Group totals to a sixth of a pack per rank: what is left weighs
     little beside the waiting inside the group, and swaps leave the machine.
     """
-    return 10 if mode is Mode.DP else max(1, 128 // num_microbatches)
+    return 10 if mode is Mode.DP else max(1, 160 // num_microbatches)
 
 
 def _first(costs: Costs, packs: IntArray, together: IntArray) -> tuple[IntArray, IntArray]:

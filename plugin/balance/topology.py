@@ -72,10 +72,12 @@ class Topology:
     def meeting(self, mode: Mode) -> IntArray:
         """One label a rank, 0 and up: ranks with the same label meet at each microbatch, by the view of a mode.
 
-        `local` balances nothing between ranks, so it is judged by what `auto` would do.
+        `local` is judged by what `auto` would do; where no two ranks meet, as if all did, since an order changes nothing else.
         """
-        if mode in (Mode.LOCAL, Mode.AUTO):
-            mode = self.resolve(Mode.AUTO)
+        if mode is Mode.LOCAL:
+            labels = self.meeting(self.resolve(Mode.AUTO))
+            return labels if np.bincount(labels).max() > 1 else np.zeros_like(labels)
+        mode = self.resolve(mode)
         if mode is Mode.EP:
             return np.unique(np.asarray(self.expert_group), return_inverse=True)[1].astype(np.int64)
         return np.zeros(self.num_ranks, np.int64) if mode is Mode.FSDP else np.arange(self.num_ranks)

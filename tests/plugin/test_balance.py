@@ -15,6 +15,8 @@ from numpy._core._multiarray_umath import __cpu_dispatch__
 
 from packer.format.errors import UsageError
 from plugin.balance import Mode, Plan, Topology, assign
+from plugin.balance.owners import owned
+from plugin.balance.refining import refined
 from plugin.balance.repair import repaired
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +43,7 @@ class Batch:
 
     def meeting(self, mode: Mode) -> list[int]:
         """Labels of ranks that meet at each microbatch, by plain words."""
-        if mode is Mode.LOCAL and len(set(self.groups)) == 1:
+        if mode is Mode.LOCAL and len(set(self.groups)) in (1, self.shape[0]):
             return [0] * self.shape[0]
         labels = {Mode.FSDP: [0] * self.shape[0], Mode.DP: list(range(self.shape[0]))}
         return labels.get(mode, self.groups)
@@ -168,14 +170,18 @@ def test_first_microbatch_is_local_and_local_moves_nothing(batch: Batch, mode: M
 def test_own_pack_first_then_the_same_machine(batch: Batch, mode: Mode, first_local: bool) -> None:
     plan = batch.plan(mode, first_local=first_local)
     holder = plan.taken // batch.shape[1]
-    nodes = np.array(batch.nodes)
+    nodes, total = np.array(batch.nodes), (batch.encoder + batch.llm).reshape(-1)
     for label in set(meeting := batch.meeting(mode)):
         ranks = np.flatnonzero(np.array(meeting) == label)
         if plan.is_identity:
             continue
         for microbatch in range(batch.shape[1]):
             held = holder[ranks, microbatch]
-            assert all(held[ranks == rank] == rank for rank in set(held.tolist()) & set(ranks.tolist()))
+            packs = plan.taken[ranks, microbatch]
+            for rank in set(held.tolist()) & set(ranks.tolist()):
+                assert held[ranks == rank] == rank
+                if microbatch or not first_local:
+                    assert total[packs[ranks == rank]] == total[packs[held == rank]].max()
             for node in set(batch.nodes):
                 comes = ((nodes[ranks] == node) & (nodes[held] != node)).any()
                 goes = ((nodes[ranks] != node) & (nodes[held] == node)).any()
@@ -345,6 +351,58 @@ def test_repair_is_exact_where_one_swap_is_enough() -> None:
     (found,) = repaired([pool], costs, np.array([1, 1]), np.array([0, 0]), 0)
     assert costs[found].sum(axis=1).tolist() == [76, 76]
     assert (found != pool).sum() == 2
+
+
+def test_surplus_goes_to_whoever_has_done_least() -> None:
+    """Ranks 0 to 2 hold nothing of the two slots but pack 5 of rank 2; the dearest goes to the least loaded."""
+    costs, owner = np.array([30, 20, 10, 9, 8, 7]), np.array([3, 3, 3, 3, 3, 2])
+    load = np.array([1, 0, 2, 0])
+    members = np.array([[[0, 1, 2], [3, 4, 5]]])
+    taken = owned(members, costs, owner, np.array([[0, 1, 2]]), None, load)
+    assert taken.tolist() == [[[1, 0, 2], [3, 4, 5]]]
+    assert load.tolist() == [30, 38, 19, 0]
+
+
+@given(batches(most_ranks=4, most_microbatches=12))
+def test_refining_makes_no_group_dearer(batch: Batch) -> None:
+    num_slots = batch.shape[1]
+    members = np.arange(batch.encoder.size).reshape(1, -1, num_slots).transpose(0, 2, 1)
+    encoder, llm = batch.encoder.reshape(-1), batch.llm.reshape(-1)
+    found = refined(members, encoder, llm)
+    assert sorted(found.reshape(-1).tolist()) == list(range(batch.encoder.size))
+    prices = [(encoder[slots].max(axis=2) + llm[slots].max(axis=2)).sum() for slots in (members, found)]
+    assert prices[1] <= prices[0]
+
+
+def test_refining_finds_the_box_between_two_cuts() -> None:
+    """Packs that are dear in one cost belong to the pack that is dear in both: a cut by one cost leaves one of them behind."""
+    encoder, llm = np.array([9, 8, 1, 2, 2, 2]), np.array([9, 1, 8, 2, 2, 2])
+    found = refined(np.array([[[0, 1, 3], [2, 4, 5]]]), encoder, llm)
+    assert sorted(map(sorted, found[0].tolist())) == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("costs", "groups", "expected"),
+    [
+        ([[10, 1], [10, 1], [1, 10], [1, 10]], [0, 0, 1, 1], 11),
+        ([[8, 1], [1, 1], [1, 1], [1, 1]], [0, 0, 1, 1], 9),
+        ([[6, 6], [6, 6], [0, 0], [0, 0]], [0, 1, 2, 3], 6),
+        ([[9, 1], [1, 1], [5, 5]], [0, 0, 1], 10),
+    ],
+    ids=["maxima", "dearest", "mean", "large slots first"],
+)
+def test_the_bound_is_reached_where_it_can_be(costs: list[list[int]], groups: list[int], expected: int) -> None:
+    topology = Topology(num_ranks=len(costs), expert_group=groups)
+    plan = assign(costs, None, topology, "ep", first_local=False, floor_per_mille=0)
+    assert plan.bound.cost == plan.after.cost == expected
+
+
+def test_local_order_where_no_ranks_meet_is_made_for_all() -> None:
+    costs = [[1, 9], [9, 1]]
+    for topology in (Topology(num_ranks=2), Topology(num_ranks=2, expert_group=[4, 7])):
+        plan = assign(costs, None, topology, "local")
+        assert plan.taken.tolist() == [[1, 0], [2, 3]]
+        assert (plan.before.cost, plan.after.cost) == (18, 10)
 
 
 FINE = [[1, 2], [3, 4]]

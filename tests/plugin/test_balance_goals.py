@@ -53,9 +53,9 @@ def test_all_ranks_at_each_microbatch(mix: str, seed: int, num_microbatches: int
 
 
 @pytest.mark.parametrize(("mix", "seed"), CASES)
-@pytest.mark.parametrize(("num_microbatches", "most", "most_off_node"), [(128, 1.03, 0.01), (32, 1.07, 0.015)])
+@pytest.mark.parametrize(("num_microbatches", "most", "most_off_node"), [(128, 1.03, 0.006), (32, 1.07, 0.01)])
 def test_expert_groups_at_each_microbatch(mix: str, seed: int, num_microbatches: int, most: float, most_off_node: float) -> None:
-    """At 32 microbatches a group holds few packs, and a few more of them must leave it: 0.3 to 1.1% here."""
+    """Expert groups are nodes here."""
     plan = planned(mix, seed, num_microbatches, Mode.EP)
     assert plan.before.ratio > 1.3
     assert plan.after.ratio <= most

@@ -71,19 +71,16 @@ def sums(values: IntArray, of: IntArray, number: int) -> IntArray:
     return totals
 
 
-def packs(shares: tuple[float, ...], number: int, *, sequence_length: int = 8192, seed: int = 0) -> tuple[IntArray, IntArray]:
-    """Encoder and LLM costs of `number` packs in the order in which a loader yields them."""
+def packed(drawn: Drawn, number: int, *, sequence_length: int = 8192, seed: int = 0) -> tuple[IntArray, IntArray]:
+    """Encoder and LLM costs of the first `number` packs in the order in which a loader yields them; fewer if samples run out."""
     limits = PackLimits(sequence_length=sequence_length)
-    drawn = draw(shares, number * sequence_length // 1200 + 4 * BUFFER, seed)
     fits = np.flatnonzero(refusals(drawn.samples, limits) == Refusal.NONE)
     encoder: list[int] = []
     llm: list[int] = []
     held, ages, start, call = np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0
-    while len(llm) < number:
+    while len(llm) < number and start < len(fits):
         more = fits[start : start + BUFFER - len(held)]
         start += len(more)
-        if len(more) + len(held) < BUFFER:
-            raise AssertionError("too few samples drawn")
         held, ages = np.concatenate([held, more]), np.concatenate([ages, np.zeros(len(more), np.int64)])
         columns = (drawn.samples.num_tokens, drawn.samples.num_images, drawn.samples.num_patches)
         tokens, images, patches = (column[held] for column in columns)
@@ -95,7 +92,11 @@ def packs(shares: tuple[float, ...], number: int, *, sequence_length: int = 8192
     return np.array(encoder[:number], np.int64), np.array(llm[:number], np.int64)
 
 
-def dealt(shares: tuple[float, ...], num_ranks: int, num_microbatches: int, **options: int) -> tuple[IntArray, IntArray]:
-    """Costs [rank, microbatch]: each rank's packs are those of its own stream, so packs of one call stay on one rank."""
-    encoder, llm = packs(shares, num_ranks * num_microbatches, **options)
+def dealt(
+    shares: tuple[float, ...], num_ranks: int, num_microbatches: int, *, sequence_length: int = 8192, seed: int = 0
+) -> tuple[IntArray, IntArray]:
+    """Costs [rank, microbatch] of a mix; packs that were made together mostly lie on one rank, as with a loader per rank."""
+    number = num_ranks * num_microbatches
+    drawn = draw(shares, number * sequence_length // 1200 + 4 * BUFFER, seed)
+    encoder, llm = packed(drawn, number, sequence_length=sequence_length, seed=seed)
     return encoder.reshape(num_ranks, num_microbatches), llm.reshape(num_ranks, num_microbatches)
