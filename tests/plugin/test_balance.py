@@ -205,6 +205,15 @@ def test_dearest_first_or_cheap_at_both_ends(batch: Batch, mode: Mode) -> None:
             assert pipeline or top == 0
 
 
+def test_pipeline_order() -> None:
+    costs = np.array([[8, 1, 3, 2, 5], [4, 1, 6, 7, 2]])
+    orders = [
+        assign(costs, None, Topology(num_ranks=2), "fsdp", first_local=False, pipeline=flag).taken for flag in (False, True)
+    ]
+    prices = [costs.reshape(-1)[order].max(axis=0).tolist() for order in orders]
+    assert prices == [[8, 6, 4, 2, 1], [2, 6, 8, 4, 1]]
+
+
 @given(batches(), st.sampled_from(MODES))
 def test_one_plan_whatever_holds_the_costs(batch: Batch, mode: Mode) -> None:
     expected = batch.plan(mode).taken
