@@ -2,7 +2,8 @@
 
 BayplanError
 |- UsageError        ranks were started with other settings, or their streams differ
-`- ExchangeError     a rank died, was late or failed; the message says which, as far as it is known
+`- ExchangeError     a rank failed, and told the others
+   `- RankLost       a rank died, was later than the deadline, or stopped in the middle; who is known as far as ranks still answer
 """
 
 from __future__ import annotations
@@ -12,3 +13,7 @@ from packer.format.errors import BayplanError
 
 class ExchangeError(BayplanError):
     """Packs could not be exchanged. Restart all ranks from the last checkpoint: no pack is lost by that."""
+
+
+class RankLost(ExchangeError):
+    """Raised as soon as it is known, in the middle of a global batch too: the trainer's own collectives would wait for that rank."""

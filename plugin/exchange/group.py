@@ -1,0 +1,173 @@
+"""A gloo group of our own, used by one background thread; never the trainer's, and never the default one.
+
+It is built on torch's store under a name of ours. `new_group` names a group after the number of groups a process has, and ranks of
+different pipeline stages have different numbers: there it waits for ever. Only members take part here too.
+
+When a collective fails, the rank leaves a note in the store, hangs up (so that all others fail within moments, not at their
+deadline), and reads the others' notes: who left none is the one that died.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import torch
+import torch.distributed as dist
+
+from packer.format.errors import BayplanError, UsageError
+from plugin.exchange.errors import ExchangeError, RankLost
+from plugin.exchange.settings import named
+
+NOTE_SECONDS = 5.0
+"""How long a rank that failed waits for notes of the others."""
+_HANG_UP_TAG = 0x62617970
+_MAX_NOTE = 2000
+
+Bytes = npt.NDArray[np.uint8]
+_made: Counter[tuple[str, tuple[int, ...]]] = Counter()
+"""Groups of this process by purpose and ranks: members make them in the same order, so the number is part of the name."""
+
+
+class GlooGroup:
+    """Collectives among some ranks; alone, each is done at once and torch.distributed need not be there."""
+
+    def __init__(self, ranks: Sequence[int], *, purpose: str, timeout_seconds: float) -> None:
+        """Connects; all members must do so.
+
+        Args:
+            ranks: global ranks, ascending.
+            purpose: part of the name; the same on all members.
+            timeout_seconds: deadline of each collective.
+        """
+        self.ranks = tuple(ranks)
+        self.size = len(ranks)
+        self._rank = 0
+        self._group: dist.ProcessGroupGloo | None = None
+        if self.size == 1:
+            return
+        self._rank = self.ranks.index(dist.get_rank())
+        key = (purpose, self.ranks)
+        _made[key] += 1
+        name = f"bayplan/{purpose}/{'-'.join(map(str, ranks))}/{_made[key]}"
+        self._store = dist.PrefixStore(name, _default_store())
+        deadline = timedelta(seconds=timeout_seconds)
+        try:
+            self._group = dist.ProcessGroupGloo(self._store, self._rank, self.size, deadline)
+        except RuntimeError as error:
+            raise RankLost(
+                f"connecting {named(self.ranks)} to exchange packs: {error}; all of them must make their loaders"
+            ) from error
+
+    def gather(self, row: Bytes) -> Bytes:
+        """[ranks, bytes]: everybody's row."""
+        return self.gather_later(row)()
+
+    def gather_later(self, row: Bytes) -> Callable[[], Bytes]:
+        """Begin to gather; the result waits for it."""
+        if self._group is None:
+            return lambda: row[None]
+        found = torch.empty((self.size, len(row)), dtype=torch.uint8)
+        work = self._group.allgather([list(found)], [torch.from_numpy(row.copy())])
+
+        def wait() -> Bytes:
+            work.wait()
+            array: Bytes = found.numpy()
+            return array
+
+        return wait
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, received_bytes: list[int], sent_bytes: list[int]) -> None:
+        """Parts of `sent` behind each other, one for each rank, become parts of `received`."""
+        assert self._group is not None, "a rank alone moves nothing"
+        self._group.alltoall_base(received, sent, received_bytes, sent_bytes).wait()
+
+    def broadcast_later(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Begin to copy the first rank's tensor to all others; the result waits for it."""
+        if self._group is None:
+            return lambda: None
+        work = self._group.broadcast([tensor], dist.BroadcastOptions())
+
+        def wait(kept: torch.Tensor = tensor) -> None:
+            work.wait()
+
+        return wait
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Collectives of one purpose: their failure becomes an error that says it, and which ranks are lost.
+
+        Raises:
+            RankLost: a rank died, or was later than the deadline.
+            ExchangeError: a rank failed.
+        """
+        try:
+            yield
+        except BayplanError:
+            raise
+        except RuntimeError as error:
+            self.leave_note(f"{what}: {error}", is_cause=False)
+            raise self._why(what, error) from error
+
+    def leave_note(self, text: str, *, is_cause: bool) -> None:
+        """Tell the others why this rank stops, and make their collectives fail at once."""
+        if self._group is None:
+            return
+        note = orjson.dumps({"text": text[:_MAX_NOTE], "is_cause": is_cause})
+        with suppress(RuntimeError):  # The store may be gone with its rank.
+            self._store.set(str(self._rank), note)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        # Torch cannot abort a gloo group; but a wait that is too short closes every connection of it.
+        assert self._group is not None
+        with suppress(RuntimeError):
+            work = self._group.recv([torch.empty(1, dtype=torch.uint8)], (self._rank + 1) % self.size, _HANG_UP_TAG)
+            work.wait(timedelta(milliseconds=1))
+
+    def _why(self, what: str, error: RuntimeError) -> ExchangeError:
+        notes = self._notes()
+        causes = [f"rank {rank} stopped: {note['text']}" for rank, note in notes.items() if note["is_cause"]]
+        if causes:
+            return ExchangeError(f"{what}: {'; '.join(causes)}")
+        silent = [rank for rank in self.ranks if rank not in notes]
+        if not silent:
+            return RankLost(f"{what}: the connection broke, though all {self.size} ranks live: {error}")
+        if len(silent) == self.size:
+            return RankLost(
+                f"{what}: the rank that holds the store of torch.distributed gave no answer, nor did the connection: {error}"
+            )
+        return RankLost(
+            f"{what}: {named(silent)} of {self.size} gave no answer: killed, out of memory, or later than the deadline. "
+            "Restart all ranks from the last checkpoint"
+        )
+
+    def _notes(self) -> dict[int, dict[str, Any]]:
+        """By global rank; waits until all have left one or a cause is known."""
+        deadline = time.monotonic() + NOTE_SECONDS
+        found: dict[int, dict[str, Any]] = {}
+        while True:
+            try:
+                for place, rank in enumerate(self.ranks):
+                    if rank not in found and self._store.check([str(place)]):
+                        found[rank] = orjson.loads(self._store.get(str(place)))
+            except RuntimeError:
+                return found  # The store is gone with its rank.
+            if len(found) == self.size or any(note["is_cause"] for note in found.values()) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.02)
+
+
+def _default_store() -> dist.Store:
+    """A connection of our own where torch can make one: the trainer's thread may be waiting on its."""
+    if not dist.is_initialized():
+        raise UsageError("found no torch.distributed, expected it for more than one rank: call init_process_group first")
+    store = dist.distributed_c10d._get_default_store()
+    return store.clone() if hasattr(store, "clone") else store

@@ -1,0 +1,318 @@
+"""`BalancedLoader`: the iterator between a trainer's loader and its forward step. The trainer's half; `worker` is the other one."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from packer.format.errors import UsageError
+from plugin.batch.torch_batch import TorchBatch
+from plugin.exchange.errors import RankLost
+from plugin.exchange.group import GlooGroup
+from plugin.exchange.settings import Settings
+from plugin.exchange.transport import GlooTransport, Transport
+from plugin.reorder import state as loader_state
+from plugin.reorder.counters import Counters
+from plugin.reorder.parallel import Parallel
+from plugin.reorder.planner import Planner
+from plugin.reorder.pool import Pool
+from plugin.reorder.pulling import Expected, Pulled, pull
+from plugin.reorder.replicas import Replicas
+from plugin.reorder.state import Identity, Position
+from plugin.reorder.worker import Setup, Worker
+from plugin.stream import PackSource, num_workers
+
+Readers = Literal["all", "replica"]
+_log = logging.getLogger(__name__)
+
+
+class BalancedLoader:
+    """Packs of one rank, dealt anew among the ranks of its data-parallel group within each global batch.
+
+    While a global batch is trained on, the next one is read, planned and exchanged in a thread. Nothing is read before the first
+    `__next__`. A pack that was handed out belongs to the caller. At the end of any rank's stream all ranks stop.
+    """
+
+    def __init__(
+        self,
+        source: PackSource | None,
+        *,
+        parallel: Parallel,
+        planner: Planner,
+        num_microbatches: int | Callable[[int], int],
+        profile: str,
+        cost: str,
+        sequence_length: int,
+        micro_batch_size: int = 1,
+        loss_per_token: bool = False,
+        readers: Readers = "all",
+        transport: str | Transport = "gloo",
+        slice_bytes: int = 256 << 20,
+        timeout_seconds: float = 1800.0,
+        slow_seconds: float = 30.0,
+        on_batch: Callable[[Counters], None] | None = None,
+    ) -> None:
+        """Connects the ranks: all of the data-parallel group and of the replica must make their loaders.
+
+        Args:
+            source: of this rank's packs; None where the rank does not read (`Parallel.reads`).
+            num_microbatches: of a step, or a function of the step.
+            profile: fingerprint of the profile, as packs carry it.
+            cost: fingerprint of the cost model that packs' costs come from.
+            micro_batch_size: packs that the trainer joins to one microbatch; each is handed out by its own `__next__`.
+            loss_per_token: the trainer weighs the loss by tokens over the global batch, not by microbatches.
+            readers: "replica": the first rank of each replica reads and feeds its peers.
+            transport: "gloo", in the thread; "nccl", on the device, launched by the trainer's thread.
+            slice_bytes: what a rank holds to send, and to receive, at once.
+            timeout_seconds: a rank that is later than this is lost.
+            slow_seconds: waits longer than this are warned of.
+            on_batch: called with the counters of each global batch, when its last pack is followed by another `__next__`.
+        """
+        _refuse_wrong(source, parallel, micro_batch_size, loss_per_token, readers, slice_bytes)
+        self._num_microbatches = num_microbatches
+        self._micro_batch_size = micro_batch_size
+        self._parallel, self._planner, self._readers = parallel, planner, readers
+        self._expected = Expected(profile=profile, sequence_length=sequence_length)
+        self._slow_seconds, self._slice_bytes = slow_seconds, slice_bytes
+        self._on_batch = on_batch
+        self._source = source if parallel.reads(readers) else None
+        self._pulls_itself = num_workers(self._source) == 0
+        self._identity = Identity(
+            dp_size=parallel.dp_size, profile=profile, cost=cost, planner=planner.name, reads=self._source is not None
+        )
+        self._group = GlooGroup(parallel.data_ranks, purpose="data", timeout_seconds=timeout_seconds)
+        self._peers = GlooGroup(parallel.peers, purpose="replica", timeout_seconds=timeout_seconds)
+        self._transport = _transport_of(transport, self._group)
+        self._start = Position(step=0, yielded=0, snapshot=None)
+        self._is_restored = False
+        self._worker: Worker | None = None
+        self._pool: Pool | None = None
+        self._next: Pool | None = None
+        self._yielded = 0
+        self._is_counted = False
+        self._is_ended = False
+
+    def __iter__(self) -> Iterator[TorchBatch]:
+        return self
+
+    def __next__(self) -> TorchBatch:
+        if self._is_ended:
+            raise StopIteration
+        started = time.monotonic()
+        pool = self._pool_to_take_from()
+        self._prepare_next(pool)
+        if not pool.has(self._yielded):
+            self._transport.settle()
+        pack = pool.take(self._yielded)
+        self._yielded += 1
+        pool.counters.exposed_seconds += time.monotonic() - started
+        return pack
+
+    def save_state(self) -> dict[str, Any]:
+        """Local and cheap: the source's state before the global batch, and how many of its packs were handed out."""
+        position = self._position()
+        return loader_state.encode(position, self._identity, self._num_slots(position.step))
+
+    def restore_state(self, state: Any) -> None:
+        """Go on where `save_state` was called; before the first `__next__`.
+
+        Raises:
+            UsageError: the state of another run, or too late.
+        """
+        if self._worker is not None:
+            raise UsageError("balanced loader: found a state to restore after the first pack, expected it before")
+        position = loader_state.decode(state, self._identity, None)
+        loader_state.decode(state, self._identity, self._num_slots(position.step))
+        if self._source is not None:
+            self._source.restore_state(position.snapshot)
+        self._start, self._yielded, self._is_restored = position, position.yielded, True
+
+    @property
+    def counters(self) -> Counters:
+        """Of the global batch that the last pack belongs to."""
+        return self._current().counters
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Of the global batch that the last pack belongs to, over all ranks and microbatches."""
+        return self._current().counters.num_loss_tokens
+
+    @property
+    def step(self) -> int:
+        """The global batch that the last pack belongs to, counted from the beginning of training."""
+        return self._current().step
+
+    @property
+    def dropped(self) -> tuple[tuple[str, ...], ...]:
+        """At the end: sample ids of the packs this rank had read for a global batch that did not fill up."""
+        return self._next.dropped if self._is_ended and self._next else ()
+
+    def _current(self) -> Pool:
+        if self._pool is None:
+            raise UsageError("balanced loader: found no global batch, expected this to be asked after the first pack")
+        return self._pool
+
+    def _position(self) -> Position:
+        if self._pool is None:
+            if self._source is None or self._is_restored:
+                return self._start
+            return Position(step=0, yielded=0, snapshot=self._source.save_state())
+        if self._yielded == self._pool.num_microbatches:
+            return Position(step=self._pool.step + 1, yielded=0, snapshot=self._pool.after)
+        return Position(step=self._pool.step, yielded=self._yielded, snapshot=self._pool.before)
+
+    def _pool_to_take_from(self) -> Pool:
+        """Raises:
+        StopIteration: the streams have ended.
+        """
+        if self._pool is None:
+            self._begin()
+        elif self._yielded < self._pool.num_microbatches:
+            if self._next is not None and isinstance(self._next.error, RankLost):
+                raise self._next.error
+            return self._pool
+        elif not self._is_counted:
+            self._is_counted = True
+            _log.info("%s", self._pool.counters)
+            if self._on_batch is not None:
+                self._on_batch(self._pool.counters)
+        assert self._next is not None, "the next one is always on its way"
+        self._next.wait_known()
+        if self._next.is_ended:
+            self._is_ended = True
+            raise StopIteration
+        self._pool, self._next, previous = self._next, None, self._pool
+        self._is_counted = False
+        if previous is None:
+            self._log_memory(self._pool)
+            # There is no batch before it behind which its packs could have travelled.
+            self._transport.launch(self._pool.num_microbatches, self._pool.num_microbatches)
+        else:
+            self._yielded = 0
+        return self._pool
+
+    def _begin(self) -> None:
+        """The first `__next__`, or one after that failed."""
+        if self._worker is None:
+            self._worker = self._started()
+        if self._next is None:
+            before = self._start.snapshot
+            if self._source is not None and not self._is_restored:
+                before = self._source.save_state()
+            self._submit(self._start.step, before)
+
+    def _prepare_next(self, pool: Pool) -> None:
+        """Begin with the next global batch, and launch what of it is due at this microbatch."""
+        number = pool.num_microbatches
+        if self._next is None and (not self._pulls_itself or self._yielded >= min(1, number - 1)):
+            self._submit(pool.step + 1, pool.after)
+        if self._next is None or not self._transport.is_launched or self._yielded < number // 2:
+            return
+        self._transport.settle()
+        try:
+            self._next.wait_known()
+        except RankLost:
+            raise
+        except Exception:
+            _log.debug("step %d failed; that comes up where it begins, as on all other ranks", self._next.step)
+        else:
+            self._transport.launch(self._yielded, number)
+
+    def _submit(self, step: int, before: Any) -> None:
+        assert self._worker is not None, "begun"
+        number = self._num_slots(step)
+        worker = self._worker
+        pool = Pool(step, number, stage=lambda: worker.stage, slow_seconds=self._slow_seconds)
+        pulled: Pulled | None = None
+        if self._pulls_itself and self._source is not None:
+            # Another thread that makes packs would draw from the trainer's random state, at times of its own.
+            pulled = pull(self._source, number, before, self._expected)
+        worker.submit(pool, before, pulled)
+        self._next = pool
+
+    def _started(self) -> Worker:
+        settings = Settings(
+            profile=self._expected.profile,
+            cost=self._identity.cost,
+            planner=self._identity.planner,
+            sequence_length=self._expected.sequence_length,
+            dp_size=self._parallel.dp_size,
+            num_microbatches=self._num_slots(self._start.step) // self._micro_batch_size,
+            micro_batch_size=self._micro_batch_size,
+            first_step=self._start.step,
+            first_yielded=self._start.yielded,
+            transport=self._transport.name,
+            slice_bytes=self._slice_bytes,
+            readers=self._readers,
+        )
+        replicas = Replicas(self._peers, self._parallel, feeds=self._readers == "replica", settings_digest=settings.digest())
+        worker = Worker(
+            Setup(
+                source=self._source,
+                parallel=self._parallel,
+                settings=settings,
+                expected=self._expected,
+                planner=self._planner,
+                group=self._group,
+                replicas=replicas,
+                transport=self._transport,
+                slice_bytes=self._slice_bytes,
+                slow_seconds=self._slow_seconds,
+            )
+        )
+        weakref.finalize(self, worker.jobs.put, None)
+        return worker
+
+    def _num_slots(self, step: int) -> int:
+        """Packs of this rank in a global batch."""
+        number = self._num_microbatches(step) if callable(self._num_microbatches) else self._num_microbatches
+        if not isinstance(number, int) or number < 1:
+            raise UsageError(f"balanced loader: found {number!r} microbatches at step {step}, expected an integer of at least 1")
+        return number * self._micro_batch_size
+
+    def _log_memory(self, pool: Pool) -> None:
+        pack, slice_ = pool.max_pack_bytes / 2**20, max(self._slice_bytes, pool.max_pack_bytes) / 2**20
+        packs = 2 * pool.num_microbatches
+        _log.info(
+            "host memory: up to %.0f MiB for packs: %d (2 global batches of %d) of up to %.1f MiB, and 2 slices of %.0f MiB",
+            packs * pack + 2 * slice_,
+            packs,
+            pool.num_microbatches,
+            pack,
+            slice_,
+        )
+
+
+def _transport_of(transport: str | Transport, group: GlooGroup) -> Transport:
+    if not isinstance(transport, str):
+        return transport
+    if transport == "gloo" or (transport == "nccl" and group.size == 1):
+        return GlooTransport(group)
+    if transport == "nccl":
+        from plugin.exchange.cuda import CudaDevice
+        from plugin.exchange.staged import StagedTransport
+
+        return StagedTransport(CudaDevice(group.ranks), name="nccl")
+    raise UsageError(f"balanced loader: found transport {transport!r}, expected 'gloo' or 'nccl'")
+
+
+def _refuse_wrong(
+    source: PackSource | None, parallel: Parallel, micro_batch_size: int, loss_per_token: bool, readers: str, slice_bytes: int
+) -> None:
+    if readers not in ("all", "replica"):
+        raise UsageError(f"balanced loader: found readers {readers!r}, expected 'all' or 'replica'")
+    if source is None and parallel.reads(readers):
+        raise UsageError(f"balanced loader: found no source on rank {parallel.rank}, expected one, since this rank reads")
+    if micro_batch_size < 1 or slice_bytes < 1:
+        raise UsageError(
+            f"balanced loader: found micro_batch_size {micro_batch_size} and slice_bytes {slice_bytes}, expected >= 1"
+        )
+    if micro_batch_size > 1 and not loss_per_token:
+        raise UsageError(
+            f"balanced loader: found micro_batch_size {micro_batch_size} without loss_per_token, expected 1: a loss averaged over a "
+            "microbatch weighs a pack by those beside it, so reordering would change the loss. Weigh the loss by tokens "
+            "(calculate_per_token_loss) and say loss_per_token=True, or use 1"
+        )
