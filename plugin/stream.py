@@ -1,4 +1,4 @@
-"""What reordering asks of a loader: an iterator of packs whose state can be saved and restored. `plugin` has one; any other will do."""
+"""What reordering asks of a loader: an iterator of packs whose state can be saved and restored."""
 
 from __future__ import annotations
 

@@ -16,4 +16,4 @@ class ExchangeError(BayplanError):
 
 
 class RankLost(ExchangeError):
-    """Raised as soon as it is known, in the middle of a global batch too: the trainer's own collectives would wait for that rank."""
+    """Raised as soon as it is known, in the middle of a global batch too: the trainer's collectives would wait for that rank."""

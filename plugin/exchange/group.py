@@ -1,7 +1,7 @@
 """A gloo group of our own, used by one background thread; never the trainer's, and never the default one.
 
-It is built on torch's store under a name of ours. `new_group` names a group after the number of groups a process has, and ranks of
-different pipeline stages have different numbers: there it waits for ever. Only members take part here too.
+It is built on torch's store under a name of ours, by its members alone, as `new_group` does with local synchronisation; but that
+names a group after the number of groups a process has, and waits for ever where that differs, as between pipeline stages.
 
 When a collective fails, the rank leaves a note in the store, hangs up (so that all others fail within moments, not at their
 deadline), and reads the others' notes: who left none is the one that died.
@@ -23,15 +23,18 @@ import torch
 import torch.distributed as dist
 
 from packer.format.errors import BayplanError, UsageError
-from plugin.exchange.errors import ExchangeError, RankLost
+from plugin.exchange.errors import RankLost
 from plugin.exchange.settings import named
 
 NOTE_SECONDS = 5.0
 """How long a rank that failed waits for notes of the others."""
 _HANG_UP_TAG = 0x62617970
 _MAX_NOTE = 2000
+_TIMED_OUT = "imed out"
 
 Bytes = npt.NDArray[np.uint8]
+_c10d: Any = dist
+"""The parts of torch.distributed that have no types."""
 _made: Counter[tuple[str, tuple[int, ...]]] = Counter()
 """Groups of this process by purpose and ranks: members make them in the same order, so the number is part of the name."""
 
@@ -50,17 +53,18 @@ class GlooGroup:
         self.ranks = tuple(ranks)
         self.size = len(ranks)
         self._rank = 0
-        self._group: dist.ProcessGroupGloo | None = None
+        self._timeout_seconds = timeout_seconds
+        self._group: Any = None
         if self.size == 1:
             return
         self._rank = self.ranks.index(dist.get_rank())
         key = (purpose, self.ranks)
         _made[key] += 1
         name = f"bayplan/{purpose}/{'-'.join(map(str, ranks))}/{_made[key]}"
-        self._store = dist.PrefixStore(name, _default_store())
+        self._store = _c10d.PrefixStore(name, _default_store())
         deadline = timedelta(seconds=timeout_seconds)
         try:
-            self._group = dist.ProcessGroupGloo(self._store, self._rank, self.size, deadline)
+            self._group = _c10d.ProcessGroupGloo(self._store, self._rank, self.size, deadline)
         except RuntimeError as error:
             raise RankLost(
                 f"connecting {named(self.ranks)} to exchange packs: {error}; all of them must make their loaders"
@@ -93,7 +97,7 @@ class GlooGroup:
         """Begin to copy the first rank's tensor to all others; the result waits for it."""
         if self._group is None:
             return lambda: None
-        work = self._group.broadcast([tensor], dist.BroadcastOptions())
+        work = self._group.broadcast([tensor], _c10d.BroadcastOptions())
 
         def wait(kept: torch.Tensor = tensor) -> None:
             work.wait()
@@ -105,8 +109,7 @@ class GlooGroup:
         """Collectives of one purpose: their failure becomes an error that says it, and which ranks are lost.
 
         Raises:
-            RankLost: a rank died, or was later than the deadline.
-            ExchangeError: a rank failed.
+            RankLost: a rank died, stopped or was later than the deadline.
         """
         try:
             yield
@@ -120,9 +123,10 @@ class GlooGroup:
         """Tell the others why this rank stops, and make their collectives fail at once."""
         if self._group is None:
             return
-        note = orjson.dumps({"text": text[:_MAX_NOTE], "is_cause": is_cause})
         with suppress(RuntimeError):  # The store may be gone with its rank.
-            self._store.set(str(self._rank), note)
+            if not self._store.check([str(self._rank)]):
+                note = {"text": text[:_MAX_NOTE], "is_cause": is_cause, "order": self._store.add("order", 1)}
+                self._store.set(str(self._rank), orjson.dumps(note).decode())
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -132,22 +136,24 @@ class GlooGroup:
             work = self._group.recv([torch.empty(1, dtype=torch.uint8)], (self._rank + 1) % self.size, _HANG_UP_TAG)
             work.wait(timedelta(milliseconds=1))
 
-    def _why(self, what: str, error: RuntimeError) -> ExchangeError:
+    def _why(self, what: str, error: RuntimeError) -> RankLost:
         notes = self._notes()
-        causes = [f"rank {rank} stopped: {note['text']}" for rank, note in notes.items() if note["is_cause"]]
-        if causes:
-            return ExchangeError(f"{what}: {'; '.join(causes)}")
+        order = sorted(notes, key=lambda rank: int(notes[rank]["order"]))
+        for rank in order:
+            if notes[rank]["is_cause"]:
+                return RankLost(f"{what}: rank {rank} stopped: {notes[rank]['text']}")
         silent = [rank for rank in self.ranks if rank not in notes]
-        if not silent:
-            return RankLost(f"{what}: the connection broke, though all {self.size} ranks live: {error}")
         if len(silent) == self.size:
             return RankLost(
                 f"{what}: the rank that holds the store of torch.distributed gave no answer, nor did the connection: {error}"
             )
-        return RankLost(
-            f"{what}: {named(silent)} of {self.size} gave no answer: killed, out of memory, or later than the deadline. "
-            "Restart all ranks from the last checkpoint"
-        )
+        if silent:
+            found = f"{named(silent)} of {self.size} gave no answer: killed, out of memory, or later than the deadline"
+        elif any(_TIMED_OUT in notes[rank]["text"] for rank in order):
+            found = f"a rank was later than the deadline of {self._timeout_seconds:g} s; rank {order[-1]} was heard of last"
+        else:
+            found = f"the connection broke, though all {self.size} ranks live: {error}"
+        return RankLost(f"{what}: {found}. Restart all ranks from the last checkpoint")
 
     def _notes(self) -> dict[int, dict[str, Any]]:
         """By global rank; waits until all have left one or a cause is known."""
@@ -165,9 +171,9 @@ class GlooGroup:
             time.sleep(0.02)
 
 
-def _default_store() -> dist.Store:
+def _default_store() -> Any:
     """A connection of our own where torch can make one: the trainer's thread may be waiting on its."""
     if not dist.is_initialized():
         raise UsageError("found no torch.distributed, expected it for more than one rank: call init_process_group first")
-    store = dist.distributed_c10d._get_default_store()
+    store = _c10d.distributed_c10d._get_default_store()
     return store.clone() if hasattr(store, "clone") else store

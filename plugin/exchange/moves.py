@@ -78,7 +78,7 @@ def routes_of(moves: Moves, rank: int, *, num_ranks: int, num_microbatches: int)
 
 
 def launch_indices(num_slices: int, num_microbatches: int) -> list[int]:
-    """At which microbatch of the batch before each slice is launched: evenly over its second half, while plans are made in the first."""
+    """At which microbatch of the batch before each slice is launched: over its second half, since plans are made in the first."""
     first = num_microbatches // 2
     return [first + number * (num_microbatches - first) // num_slices for number in range(num_slices)]
 

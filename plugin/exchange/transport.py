@@ -51,7 +51,7 @@ class Transport(Protocol):
         ...
 
     def launch(self, microbatch: int, num_microbatches: int) -> None:
-        """Before the trainer takes that microbatch, of so many, of the batch before the job's; does not wait for what it launches."""
+        """Before the trainer takes that microbatch, of so many, of the batch before the job's: launch what is due."""
         ...
 
     def settle(self) -> None:

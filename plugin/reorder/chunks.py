@@ -1,4 +1,4 @@
-"""Virtual pipelines: one loader for several chunks of a model, and its state in files, since trainers skip lists of iterators there."""
+"""Virtual pipelines: one loader for several chunks of a model, and its state in files, since trainers save none for lists."""
 
 from __future__ import annotations
 
@@ -74,8 +74,9 @@ def chunk_iterators(
         raise UsageError(f"virtual pipeline: found {num_chunks} chunks, expected at least 1")
     if num_chunks > 1 and checkpoint is None:
         raise UsageError(
-            f"virtual pipeline: found {num_chunks} model chunks and no checkpoint, expected one: trainers neither save nor restore "
-            "lists of iterators, so a restart would begin the data anew. Give a LoaderCheckpoint and call it when saving and restoring"
+            f"virtual pipeline: found {num_chunks} model chunks and no checkpoint, expected one: trainers neither save nor "
+            "restore lists of iterators, so a restart would begin the data anew. Give a LoaderCheckpoint, and call it when "
+            "saving and restoring"
         )
     if num_chunks == 1:
         return [loader]

@@ -1,4 +1,4 @@
-"""`BalancedLoader`: the iterator between a trainer's loader and its forward step. The trainer's half; `worker` is the other one."""
+"""`BalancedLoader`: the iterator between a trainer's loader and its forward step. This is the trainer's half."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 from packer.format.errors import UsageError
 from plugin.batch.torch_batch import TorchBatch
-from plugin.exchange.errors import RankLost
+from plugin.exchange.errors import ExchangeError
 from plugin.exchange.group import GlooGroup
 from plugin.exchange.settings import Settings
-from plugin.exchange.transport import GlooTransport, Transport
+from plugin.exchange.transport import Transport
 from plugin.reorder import state as loader_state
 from plugin.reorder.counters import Counters
+from plugin.reorder.options import refuse_wrong, transport_of
 from plugin.reorder.parallel import Parallel
 from plugin.reorder.planner import Planner
 from plugin.reorder.pool import Pool
@@ -71,7 +73,7 @@ class BalancedLoader:
             slow_seconds: waits longer than this are warned of.
             on_batch: called with the counters of each global batch, when its last pack is followed by another `__next__`.
         """
-        _refuse_wrong(source, parallel, micro_batch_size, loss_per_token, readers, slice_bytes)
+        refuse_wrong(source, parallel, micro_batch_size, loss_per_token, readers, slice_bytes)
         self._num_microbatches = num_microbatches
         self._micro_batch_size = micro_batch_size
         self._parallel, self._planner, self._readers = parallel, planner, readers
@@ -85,7 +87,7 @@ class BalancedLoader:
         )
         self._group = GlooGroup(parallel.data_ranks, purpose="data", timeout_seconds=timeout_seconds)
         self._peers = GlooGroup(parallel.peers, purpose="replica", timeout_seconds=timeout_seconds)
-        self._transport = _transport_of(transport, self._group)
+        self._transport = transport_of(transport, self._group)
         self._start = Position(step=0, yielded=0, snapshot=None)
         self._is_restored = False
         self._worker: Worker | None = None
@@ -171,8 +173,9 @@ class BalancedLoader:
         if self._pool is None:
             self._begin()
         elif self._yielded < self._pool.num_microbatches:
-            if self._next is not None and isinstance(self._next.error, RankLost):
-                raise self._next.error
+            self._pool.refuse_lost()
+            if self._next is not None:
+                self._next.refuse_lost()
             return self._pool
         elif not self._is_counted:
             self._is_counted = True
@@ -184,15 +187,15 @@ class BalancedLoader:
         if self._next.is_ended:
             self._is_ended = True
             raise StopIteration
-        self._pool, self._next, previous = self._next, None, self._pool
-        self._is_counted = False
-        if previous is None:
-            self._log_memory(self._pool)
+        pool, is_first = self._next, self._pool is None
+        self._pool, self._next, self._is_counted = pool, None, False
+        if is_first:
+            self._log_memory(pool)
             # There is no batch before it behind which its packs could have travelled.
-            self._transport.launch(self._pool.num_microbatches, self._pool.num_microbatches)
+            self._launch(pool, pool.num_microbatches, pool.num_microbatches)
         else:
             self._yielded = 0
-        return self._pool
+        return pool
 
     def _begin(self) -> None:
         """The first `__next__`, or one after that failed."""
@@ -211,15 +214,19 @@ class BalancedLoader:
             self._submit(pool.step + 1, pool.after)
         if self._next is None or not self._transport.is_launched or self._yielded < number // 2:
             return
-        self._transport.settle()
-        try:
+        if not self._next.is_known:
+            self._transport.settle()  # The thread may still wait for this batch's packs to arrive.
+        with suppress(Exception):  # It comes up where that batch begins, as on all other ranks.
             self._next.wait_known()
-        except RankLost:
+        self._next.refuse_lost()
+        self._launch(self._next, self._yielded, number)
+
+    def _launch(self, pool: Pool, microbatch: int, num_microbatches: int) -> None:
+        try:
+            self._transport.launch(microbatch, num_microbatches)
+        except ExchangeError:
+            pool.refuse_lost()  # It failed in the other thread, and that says why.
             raise
-        except Exception:
-            _log.debug("step %d failed; that comes up where it begins, as on all other ranks", self._next.step)
-        else:
-            self._transport.launch(self._yielded, number)
 
     def _submit(self, step: int, before: Any) -> None:
         assert self._worker is not None, "begun"
@@ -283,36 +290,4 @@ class BalancedLoader:
             pool.num_microbatches,
             pack,
             slice_,
-        )
-
-
-def _transport_of(transport: str | Transport, group: GlooGroup) -> Transport:
-    if not isinstance(transport, str):
-        return transport
-    if transport == "gloo" or (transport == "nccl" and group.size == 1):
-        return GlooTransport(group)
-    if transport == "nccl":
-        from plugin.exchange.cuda import CudaDevice
-        from plugin.exchange.staged import StagedTransport
-
-        return StagedTransport(CudaDevice(group.ranks), name="nccl")
-    raise UsageError(f"balanced loader: found transport {transport!r}, expected 'gloo' or 'nccl'")
-
-
-def _refuse_wrong(
-    source: PackSource | None, parallel: Parallel, micro_batch_size: int, loss_per_token: bool, readers: str, slice_bytes: int
-) -> None:
-    if readers not in ("all", "replica"):
-        raise UsageError(f"balanced loader: found readers {readers!r}, expected 'all' or 'replica'")
-    if source is None and parallel.reads(readers):
-        raise UsageError(f"balanced loader: found no source on rank {parallel.rank}, expected one, since this rank reads")
-    if micro_batch_size < 1 or slice_bytes < 1:
-        raise UsageError(
-            f"balanced loader: found micro_batch_size {micro_batch_size} and slice_bytes {slice_bytes}, expected >= 1"
-        )
-    if micro_batch_size > 1 and not loss_per_token:
-        raise UsageError(
-            f"balanced loader: found micro_batch_size {micro_batch_size} without loss_per_token, expected 1: a loss averaged over a "
-            "microbatch weighs a pack by those beside it, so reordering would change the loss. Weigh the loss by tokens "
-            "(calculate_per_token_loss) and say loss_per_token=True, or use 1"
         )

@@ -17,9 +17,9 @@ class Parallel:
     data_ranks: Sequence[int] = (0,)
     """The data-parallel group, ascending: those that read different streams and train on one global batch."""
     replica_ranks: Sequence[int] = ()
-    """Tensor, context and pipeline peers, ascending, this one among them: those that read the same stream. () is this rank alone."""
+    """Tensor, context and pipeline peers, ascending, with this one: those that read the same stream. () is this rank alone."""
     num_stages: int = 1
-    """Pipeline stages among the peers. With more than one, peers do not ask for packs at the same time, so none waits for another."""
+    """Pipeline stages among the peers. With more than one, peers ask for packs at different times, so none waits for another."""
 
     def __post_init__(self) -> None:
         for name, ranks in (("data_ranks", self.data_ranks), ("replica_ranks", self.peers)):

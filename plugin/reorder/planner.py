@@ -1,4 +1,4 @@
-"""What the loader asks of a planner. `plugin.balance` has those that are worth having; any pure function of its arguments will do."""
+"""What the loader asks of a planner. `plugin.balance` has good ones; any pure function of its arguments will do."""
 
 from __future__ import annotations
 

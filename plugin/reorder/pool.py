@@ -39,6 +39,7 @@ class Pool:
         self._slots: list[TorchBatch | None] = [None] * num_microbatches
         self._is_known = False
         self._error: BaseException | None = None
+        self._is_shared = False
         self._changed = threading.Condition()
         self._stage = stage
         self._slow_seconds = slow_seconds
@@ -55,17 +56,24 @@ class Pool:
             self._is_known = True
             self._changed.notify_all()
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, *, is_shared: bool) -> None:
+        """`is_shared`: all ranks of the group fail alike, so they can stop together, before this global batch."""
         with self._changed:
-            self._error = self._error or error
+            self._error, self._is_shared = error, is_shared
             self._changed.notify_all()
 
-    @property
-    def error(self) -> BaseException | None:
-        return self._error
+    def refuse_lost(self) -> None:
+        """Raise now what happened to some ranks only: the others would wait for them in the middle of the batch before."""
+        if self._error is not None and not self._is_shared:
+            raise self._error
 
     def has(self, microbatch: int) -> bool:
         return self._slots[microbatch] is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the plan is made, or the end found."""
+        return self._is_known
 
     def wait_known(self) -> None:
         """Until the plan is made."""
@@ -86,7 +94,7 @@ class Pool:
                     raise self._error
                 if not self._changed.wait(self._slow_seconds) and not is_there():
                     _log.warning(
-                        "step %d: waited %.0f s for %s; the background thread is %s",
+                        "step %d: waited %.1f s for %s; the background thread is %s",
                         self.step,
                         time.monotonic() - started,
                         what,

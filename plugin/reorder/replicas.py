@@ -88,9 +88,9 @@ class Replicas:
             header = self._receive(_HEADER, 1)[0]
             if header["settings"].tobytes() != self._settings or header["step"] != step or header["num_packs"] > number:
                 raise UsageError(
-                    f"replica of {named(self.group.ranks)}: found step {header['step']} with {header['num_packs']} packs and "
-                    f"settings {header['settings'].tobytes().hex()} at its reader, expected step {step}, {number} packs at most and "
-                    f"settings {self._settings.hex()}; start all ranks with the same settings, from the same checkpoint"
+                    f"replica of {named(self.group.ranks)}: found step {header['step']} with {header['num_packs']} packs "
+                    f"and settings {header['settings'].tobytes().hex()} at its reader, expected step {step}, at most {number} "
+                    f"packs and settings {self._settings.hex()}; start all ranks with the same settings, from the same checkpoint"
                 )
             pulled = Pulled(packs=[], before=None, after=None)
             if header["failed"]:
@@ -121,6 +121,6 @@ class Replicas:
             if others:
                 raise UsageError(
                     f"replica of {named(self.group.ranks)}: found other {what} on {named(others)} than on rank "
-                    f"{self.group.ranks[0]} at step {int(found[0]['step'])}, expected the same on all tensor, context and pipeline "
-                    "peers; give them the same data-parallel rank, seed and settings"
+                    f"{self.group.ranks[0]} at step {int(found[0]['step'])}, expected the same on all tensor, context and "
+                    "pipeline peers; give them the same data-parallel rank, seed and settings"
                 )

@@ -86,21 +86,20 @@ class Worker:
     def _fail(self, pool: Pool, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
-            _log.error("step %d: %s while %s: %s", pool.step, type(error).__name__, self.stage, error)
+            _log.error("step %d: stopped while %s: %s: %s", pool.step, self.stage, type(error).__name__, error)
             text = f"{type(error).__name__}: {error}"
             self._setup.replicas.group.leave_note(text, is_cause=True)
             if not self._is_shared:
                 self._setup.group.leave_note(text, is_cause=not isinstance(error, RankLost))
+        pool.fail(error, is_shared=self._is_shared)
         self._setup.transport.fail()
-        pool.fail(error)
 
     @contextmanager
     def _shared(self) -> Iterator[None]:
         """What is raised here is raised on all ranks of the group, so nobody need be told."""
         try:
             yield
-        except ExchangeError as error:
-            self._is_shared = not isinstance(error, RankLost)
+        except RankLost:
             raise
         except Exception:
             self._is_shared = True
@@ -205,8 +204,8 @@ class Worker:
         if pool.num_dropped:
             short = [rank for rank, had in zip(self._setup.group.ranks, num_packs, strict=True) if had < pool.num_microbatches]
             _log.warning(
-                "step %d: the streams end; %s had fewer than %d packs. All ranks stop: %d packs are not trained on, %d of them read "
-                "here, with the samples %s",
+                "step %d: the streams end; %s had fewer than %d packs. All ranks stop: %d packs are not trained on, %d of them "
+                "read here, with the samples %s",
                 pool.step,
                 named(short),
                 pool.num_microbatches,

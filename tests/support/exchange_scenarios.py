@@ -18,6 +18,9 @@ from pack_samples import PATCHES, pack_sample, patch_image
 
 from plugin.batch import build
 from plugin.batch.torch_batch import TorchBatch
+from plugin.exchange.group import GlooGroup
+from plugin.exchange.staged import StagedTransport
+from plugin.exchange.transport import buffer
 from plugin.reorder import BalancedLoader, Counters, Parallel
 
 LENGTH = 96
@@ -29,7 +32,9 @@ def made_pack(stream: int, number: int) -> TorchBatch:
     numbers = np.random.default_rng((stream, number))
     side = 2 * int(numbers.integers(1, 5))
     image = patch_image(side, side, seed=1000 * stream + number)
-    first = pack_sample([5, image, 3], f"{stream}/{number}/a", seed=number, encoder_cost=side**4, llm_cost=90, num_patches=side**2)
+    first = pack_sample(
+        [5, image, 3], f"{stream}/{number}/a", seed=number, encoder_cost=side**4, llm_cost=90, num_patches=side**2
+    )
     second = pack_sample([int(numbers.integers(2, 30))], f"{stream}/{number}/b", seed=stream, llm_cost=int(numbers.integers(50)))
     batch = build(
         [replace(first, row=number), second], form=PATCHES, sequence_length=LENGTH, alignment=8, pad_id=0, fingerprint=PROFILE
@@ -40,7 +45,9 @@ def made_pack(stream: int, number: int) -> TorchBatch:
 class Source:
     """A stream that is made as it is read."""
 
-    def __init__(self, stream: int, length: int, *, num_workers: int | None = None, fails_at: int = -1, slow_at: int = -1) -> None:
+    def __init__(
+        self, stream: int, length: int, *, num_workers: int | None = None, fails_at: int = -1, slow_at: int = -1
+    ) -> None:
         self.stream, self.length, self.num_workers = stream, length, num_workers
         self.fails_at, self.slow_at = fails_at, slow_at
         self.position = 0
@@ -216,9 +223,7 @@ def replicas(readers: str, num_stages: int, other_stream: bool, num_steps: int) 
     """Data parallel 2, and each replica of two ranks: (0, 1) and (2, 3)."""
     rank = dist.get_rank()
     first = rank // 2 * 2
-    where = Parallel(
-        rank=rank, data_ranks=(rank % 2, 2 + rank % 2), replica_ranks=(first, first + 1), num_stages=num_stages
-    )
+    where = Parallel(rank=rank, data_ranks=(rank % 2, 2 + rank % 2), replica_ranks=(first, first + 1), num_stages=num_stages)
     stream = 7 if other_stream and rank == 3 else rank // 2
     source = Source(stream, 4 * num_steps) if where.reads(readers) else None
     loader = balanced(source, 4, parallel=where, readers=readers)
@@ -334,3 +339,44 @@ def leave_waiting(size: int) -> str:
 
 
 kept: list[BalancedLoader] = []
+
+
+class GlooDevice:
+    """The device of the staged transport on this machine: a gloo group that the trainer's thread has to itself."""
+
+    def __init__(self, size: int) -> None:
+        self.group = GlooGroup(range(size), purpose="device", timeout_seconds=30.0)
+        self.now: tuple[int, int] = (-1, -1)
+        """(Step, microbatch) that the trainer is at."""
+        self.launched: list[tuple[int, int, int]] = []
+        """(Step, microbatch, number of bytes among all ranks) of each launch."""
+        self.threads: set[str] = set()
+        self.most_bytes = 0
+
+    def host(self, num_bytes: int) -> torch.Tensor:
+        self.threads.add(threading.current_thread().name)
+        self.most_bytes = max(self.most_bytes, num_bytes)
+        return buffer(num_bytes)
+
+    def launch(self, sent: torch.Tensor, received: torch.Tensor, received_bytes: list[int], sent_bytes: list[int]) -> Any:
+        self.threads.add(threading.current_thread().name)
+        total = self.group.gather(np.array([sum(sent_bytes)], np.int64).view(np.uint8)).view(np.int64).sum()
+        self.launched.append((*self.now, int(total)))
+        work = self.group._group.alltoall_base(received, sent, received_bytes, sent_bytes)
+        return SimpleNamespace(is_done=work.is_completed, wait=work.wait, kept=(sent, received))
+
+
+def staged(size: int, length: int, num_microbatches: int, num_workers: int | None, planner: Any) -> dict[str, Any]:
+    """Train over the staged transport; what was launched when."""
+    rank = dist.get_rank()
+    device = GlooDevice(size)
+    transport = StagedTransport(device, name="gloo for tests")
+    source = Source(rank, length, num_workers=num_workers)
+    loader = balanced(source, size, transport=transport, num_microbatches=num_microbatches, planner=planner, slice_bytes=12_000)
+    packs = []
+    for number in range(length // num_microbatches * num_microbatches + 1):
+        device.now = divmod(number, num_microbatches)
+        if (pack := next(loader, None)) is None:
+            break
+        packs.append(seen(pack))
+    return {"packs": packs, "launched": device.launched, "threads": device.threads, "most_bytes": device.most_bytes}
