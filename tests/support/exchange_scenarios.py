@@ -115,12 +115,11 @@ class Local:
 
 def parallel(size: int) -> Parallel:
     """The first so many ranks, all data parallel."""
-    return Parallel(rank=dist.get_rank(), data_ranks=tuple(range(size)))
+    return Parallel(rank=dist.get_rank() if size > 1 else 0, data_ranks=tuple(range(size)))
 
 
 def balanced(source: Any, size: int, **changes: Any) -> BalancedLoader:
     arguments: dict[str, Any] = {
-        "parallel": parallel(size),
         "planner": Sorted(),
         "num_microbatches": 4,
         "profile": PROFILE,
@@ -130,6 +129,7 @@ def balanced(source: Any, size: int, **changes: Any) -> BalancedLoader:
         "timeout_seconds": 30.0,
         "slow_seconds": 0.3,
     }
+    changes.setdefault("parallel", parallel(size))
     return BalancedLoader(source, **(arguments | changes))
 
 
@@ -380,3 +380,22 @@ def staged(size: int, length: int, num_microbatches: int, num_workers: int | Non
             break
         packs.append(seen(pack))
     return {"packs": packs, "launched": device.launched, "threads": device.threads, "most_bytes": device.most_bytes}
+
+
+def other_groups(size: int) -> int:
+    """Only some ranks are in a group of the trainer's; then new groups have other names in its own numbering."""
+    if dist.get_rank() == 0:
+        kept_groups.append(dist.new_group([0], use_local_synchronization=True))
+    return len(list(balanced(Source(dist.get_rank(), 4), size)))
+
+
+kept_groups: list[Any] = []
+
+
+def resume_after(size: int) -> list[str]:
+    """Go on after the first pack of the second global batch."""
+    rank = dist.get_rank()
+    loader = balanced(Source(rank, 8), size, planner=Local())
+    state = {**loader.save_state(), "snapshot": {"position": 4}, "step": 1, "yielded": 1}
+    loader.restore_state(state)
+    return [pack.batch.sample_ids[0] for pack in loader]

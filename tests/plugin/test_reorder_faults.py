@@ -1,0 +1,59 @@
+"""Ranks that die, come too late, or leave: one clear error on every other rank, soon, and never a hang."""
+
+import pytest
+from exchange_scenarios import damaged, killed_exchanging, killed_reading, late, leave_waiting, made_pack, resume_after
+from rank_processes import RankProcesses
+
+SOON_SECONDS = 20
+"""Far below the deadline of 30 s, which would be the end if nobody were told."""
+
+
+@pytest.fixture
+def ranks():
+    started = RankProcesses(4)
+    yield started
+    started.close()
+
+
+def refuse_late(outcomes, said):
+    for outcome in outcomes:
+        assert outcome.error is None, outcome.traceback
+        assert outcome.value["error"].startswith("RankLost: ")
+        assert said in outcome.value["error"]
+        assert outcome.value["seconds"] < SOON_SECONDS
+
+
+def test_a_rank_that_dies_is_named_on_all_others(ranks):
+    """One world, in which one after another dies: while others gather, in the all-to-all, and the one that holds the store."""
+    *others, dead = ranks.run(killed_reading, 4, 3)
+    assert dead is None
+    refuse_late(others, "waiting for other ranks to have read step 1: rank 3 of 4 gave no answer: killed")
+    *others, dead = ranks.run(killed_exchanging, 3, 2, ranks=[0, 1, 2])
+    assert dead is None
+    refuse_late(others, "exchanging the packs of step 1: rank 2 of 3 gave no answer: killed")
+    dead, *others = ranks.run(killed_exchanging, 2, 0, ranks=[0, 1])
+    assert dead is None
+    refuse_late(others, "the rank that holds the store of torch.distributed is gone")
+
+
+def test_a_rank_that_fails_in_the_middle_or_is_late_stops_all(ranks):
+    outcomes = ranks.run(damaged, 4)
+    assert outcomes[1].value["error"].startswith("FormatError: pack: found crc32 ")
+    for rank in (0, 2, 3):
+        assert "rank 1 stopped: FormatError: pack: found crc32 " in outcomes[rank].value["error"]
+        assert outcomes[rank].value["seconds"] < SOON_SECONDS
+    refuse_late(ranks.run(late, 4), "a rank was later than the deadline of 1 s; rank 3 was heard of last")
+    # And the processes are fit for another start, from a state of before.
+    again = ranks.run(resume_after, 4)
+    assert [outcome.value for outcome in again] == [[f"{rank}/{number}/a" for number in range(5, 8)] for rank in range(4)]
+
+
+def test_a_process_leaves_while_its_thread_is_in_a_collective():
+    two = RankProcesses(2)
+    outcomes = two.run(leave_waiting, 2)
+    assert [outcome.value for outcome in outcomes] == ["left", "left"]
+    assert two.close() == [0, 0]
+
+
+def test_packs_of_the_scenarios_differ():
+    assert made_pack(0, 1).batch.sample_ids != made_pack(1, 0).batch.sample_ids
