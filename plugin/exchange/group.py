@@ -37,6 +37,8 @@ _c10d: Any = dist
 """The parts of torch.distributed that have no types."""
 _made: Counter[tuple[str, tuple[int, ...]]] = Counter()
 """Groups of this process by purpose and ranks: members make them in the same order, so the number is part of the name."""
+_stores: list[Any] = []
+"""The default store, and our connection to it: connecting takes seconds now and then."""
 
 
 class GlooGroup:
@@ -54,9 +56,12 @@ class GlooGroup:
         self.size = len(ranks)
         self._rank = 0
         self._timeout_seconds = timeout_seconds
+        self._is_closed = False
         self._group: Any = None
         if self.size == 1:
             return
+        if not dist.is_initialized():
+            raise UsageError("found no torch.distributed, expected it for more than one rank: call init_process_group first")
         self._rank = self.ranks.index(dist.get_rank())
         key = (purpose, self.ranks)
         _made[key] += 1
@@ -111,11 +116,15 @@ class GlooGroup:
         Raises:
             RankLost: a rank died, stopped or was later than the deadline.
         """
+        if self._is_closed:
+            raise RankLost(f"{what}: the loader was closed")
         try:
             yield
         except BayplanError:
             raise
         except RuntimeError as error:
+            if self._is_closed:
+                raise RankLost(f"{what}: the loader was closed") from error
             self.leave_note(f"{what}: {error}", is_cause=False)
             raise self._why(what, error) from error
 
@@ -128,6 +137,12 @@ class GlooGroup:
                 note = {"text": text[:_MAX_NOTE], "is_cause": is_cause, "order": self._store.add("order", 1)}
                 self._store.set(str(self._rank), orjson.dumps(note).decode())
         self._hang_up()
+
+    def close(self) -> None:
+        """By any thread: the one that is in a collective comes back, and the others are told that this rank has left."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.leave_note("its loader was closed, as at the end of training", is_cause=True)
 
     def _hang_up(self) -> None:
         # Torch cannot abort a gloo group; but a wait that is too short closes every connection of it.
@@ -144,9 +159,7 @@ class GlooGroup:
                 return RankLost(f"{what}: rank {rank} stopped: {notes[rank]['text']}")
         silent = [rank for rank in self.ranks if rank not in notes]
         if len(silent) == self.size:
-            return RankLost(
-                f"{what}: the rank that holds the store of torch.distributed gave no answer, nor did the connection: {error}"
-            )
+            return RankLost(f"{what}: the rank that holds the store of torch.distributed is gone, and the connection: {error}")
         if silent:
             found = f"{named(silent)} of {self.size} gave no answer: killed, out of memory, or later than the deadline"
         elif any(_TIMED_OUT in notes[rank]["text"] for rank in order):
@@ -173,7 +186,9 @@ class GlooGroup:
 
 def _default_store() -> Any:
     """A connection of our own where torch can make one: the trainer's thread may be waiting on its."""
-    if not dist.is_initialized():
-        raise UsageError("found no torch.distributed, expected it for more than one rank: call init_process_group first")
     store = _c10d.distributed_c10d._get_default_store()
-    return store.clone() if hasattr(store, "clone") else store
+    if not hasattr(store, "clone"):
+        return store
+    if not _stores or _stores[0] is not store:
+        _stores[:] = [store, store.clone()]
+    return _stores[1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ from plugin.reorder.pool import Pool
 from plugin.reorder.pulling import Expected, Pulled, pull
 from plugin.reorder.replicas import Replicas
 from plugin.reorder.state import Identity, Position
-from plugin.reorder.worker import Setup, Worker
+from plugin.reorder.worker import EXIT_SECONDS, Setup, Worker
 from plugin.stream import PackSource, num_workers
 
 Readers = Literal["all", "replica"]
@@ -270,7 +272,8 @@ class BalancedLoader:
                 slow_seconds=self._slow_seconds,
             )
         )
-        weakref.finalize(self, worker.jobs.put, None)
+        weakref.finalize(self, worker.stop).atexit = False
+        atexit.register(_stop_at_exit, weakref.ref(worker), worker.thread)
         return worker
 
     def _num_slots(self, step: int) -> int:
@@ -291,3 +294,13 @@ class BalancedLoader:
             pack,
             slice_,
         )
+
+
+def _stop_at_exit(worker: weakref.ref[Worker], thread: threading.Thread) -> None:
+    """A thread that comes back from C++ while the interpreter is taken down aborts the process."""
+    if not thread.is_alive():
+        return
+    if (found := worker()) is not None:
+        found.stop_at_exit()
+    else:
+        thread.join(EXIT_SECONDS)  # It gives back its connections.

@@ -32,6 +32,9 @@ from plugin.stream import PackSource
 
 _MESSAGE_BYTES = 2048
 _HEAD = np.dtype([("step", "<i8"), ("num_slots", "<i8"), ("num_packs", "<i8"), ("failed", "<i8"), ("read_milliseconds", "<i8")])
+EXIT_SECONDS = 5.0
+"""A thread that is in the middle of reading is left behind after this."""
+IDLE, LINGERING = "idle", "letting its peers get the last of it"
 _log = logging.getLogger(__name__)
 
 
@@ -55,20 +58,41 @@ class Worker:
     """One daemon thread, started with the first global batch. A pool of threads would wait for it at the interpreter's exit."""
 
     def __init__(self, setup: Setup) -> None:
-        self.stage = "idle"
+        self.stage = IDLE
         self.jobs: queue.SimpleQueue[tuple[Pool, object, Pulled | None] | None] = queue.SimpleQueue()
         self._setup = setup
         self._node: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
         self._failure: BaseException | None = None
         self._is_shared = False
         """All ranks of the group have come to the same failure by themselves."""
-        self._thread = threading.Thread(target=self._run, name="bayplan-reorder", daemon=True)
+        self._is_closed = False
+        self.thread = threading.Thread(target=self._run, name="bayplan-reorder", daemon=True)
 
     def submit(self, pool: Pool, before: object, pulled: Pulled | None = None) -> None:
         """Prepare a global batch, read from where the source stands (`before`), or already read."""
-        if self._thread.ident is None:
-            self._thread.start()
+        if self.thread.ident is None:
+            self.thread.start()
         self.jobs.put((pool, before, pulled))
+
+    def stop(self) -> None:
+        """The loader is gone: end the thread, out of a collective too. Does not wait."""
+        self._is_closed = True
+        self.jobs.put(None)
+        self._setup.transport.fail()
+        if self.thread.is_alive() and self.stage not in (IDLE, LINGERING):
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._setup.replicas.group.close()
+        self._setup.group.close()
+
+    def stop_at_exit(self) -> None:
+        """Wait for the thread, but not for ever."""
+        self.stop()
+        self.thread.join(EXIT_SECONDS)
+        if self.thread.is_alive() and self.stage == LINGERING:
+            self._hang_up()
+            self.thread.join(EXIT_SECONDS)
 
     def _run(self) -> None:
         while (job := self.jobs.get()) is not None:
@@ -77,13 +101,19 @@ class Worker:
                 if self._failure is not None:
                     raise self._failure
                 self._prepare(pool, before, pulled)
+                if pool.is_ended:
+                    self.stage = LINGERING
+                    self._setup.replicas.settle()
             except BaseException as error:
                 self._fail(pool, error)
             # What is idle holds nothing.
             job = pool = before = pulled = None  # type: ignore[assignment]
-            self.stage = "idle"
+            self.stage = IDLE
 
     def _fail(self, pool: Pool, error: BaseException) -> None:
+        if self._is_closed:
+            pool.fail(error, is_shared=False)
+            return
         if self._failure is None:
             self._failure = error
             _log.error("step %d: stopped while %s: %s: %s", pool.step, self.stage, type(error).__name__, error)

@@ -281,7 +281,7 @@ def test_a_checkpoint_keeps_each_ranks_state_in_a_file(tmp_path):
 def test_a_loader_that_is_dropped_ends_its_thread():
     loader = alone(Source(0, 8))
     assert len(list(loader)) == 8
-    thread = loader._worker._thread
+    thread = loader._worker.thread
     del loader
     thread.join(10)
     assert not thread.is_alive()

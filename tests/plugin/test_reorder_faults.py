@@ -1,7 +1,16 @@
 """Ranks that die, come too late, or leave: one clear error on every other rank, soon, and never a hang."""
 
 import pytest
-from exchange_scenarios import damaged, killed_exchanging, killed_reading, late, leave_waiting, made_pack, resume_after
+from exchange_scenarios import (
+    damaged,
+    killed_exchanging,
+    killed_reading,
+    late,
+    leave_middle,
+    leave_waiting,
+    made_pack,
+    resume_after,
+)
 from rank_processes import RankProcesses
 
 SOON_SECONDS = 20
@@ -48,11 +57,15 @@ def test_a_rank_that_fails_in_the_middle_or_is_late_stops_all(ranks):
     assert [outcome.value for outcome in again] == [[f"{rank}/{number}/a" for number in range(5, 8)] for rank in range(4)]
 
 
-def test_a_process_leaves_while_its_thread_is_in_a_collective():
+@pytest.mark.parametrize("scenario", [leave_waiting, leave_middle], ids=["in a gather", "in the middle of a batch"])
+def test_a_process_leaves_while_its_thread_is_in_a_collective(scenario):
     two = RankProcesses(2)
-    outcomes = two.run(leave_waiting, 2)
-    assert [outcome.value for outcome in outcomes] == ["left", "left"]
-    assert two.close() == [0, 0]
+    try:
+        outcomes = two.run(scenario, 2)
+    finally:
+        codes = two.close()
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert codes == [0, 0]
 
 
 def test_packs_of_the_scenarios_differ():

@@ -1,4 +1,4 @@
-"""Balanced loaders of real processes over gloo: packs whole, batches unchanged, states exact, ends and differing settings clear."""
+"""Balanced loaders of real processes over gloo: packs whole, batches unchanged, states exact, ends clear."""
 
 from collections import Counter
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from pack_samples import PATCHES, pack_sample, patch_image
 
 from plugin.batch import build
 from plugin.batch.torch_batch import TorchBatch
+from plugin.exchange.errors import RankLost
 from plugin.exchange.group import GlooGroup
 from plugin.exchange.staged import StagedTransport
 from plugin.exchange.transport import buffer
@@ -330,12 +332,16 @@ def leave_waiting(size: int) -> str:
     """Rank 0 begins a global batch the others never come to; it is left in the collective."""
     loader = balanced(Source(dist.get_rank(), 40), size)
     if dist.get_rank() == 0:
-        thread = threading.Thread(target=lambda: next(loader), daemon=True)
-        thread.start()
+        threading.Thread(target=_next_of, args=(loader,), daemon=True).start()
         while loader._worker is None or loader._worker.stage != "comparing settings":
             time.sleep(0.01)
     kept.append(loader)
     return "left"
+
+
+def _next_of(loader: BalancedLoader) -> None:
+    with suppress(RankLost):  # What the thread ends with when the process leaves.
+        next(loader)
 
 
 kept: list[BalancedLoader] = []
@@ -399,3 +405,10 @@ def resume_after(size: int) -> list[str]:
     state = {**loader.save_state(), "snapshot": {"position": 4}, "step": 1, "yielded": 1}
     loader.restore_state(state)
     return [pack.batch.sample_ids[0] for pack in loader]
+
+
+def leave_middle(size: int) -> None:
+    """All leave in the middle of a global batch, while the next is on its way."""
+    loader = balanced(Source(dist.get_rank(), 400), size, num_microbatches=40)
+    next(loader)
+    kept.append(loader)
