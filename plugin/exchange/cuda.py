@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from packer.format.errors import UsageError
 from plugin.batch import format as buffer_format
 
 _ROUND = 1 << 20
@@ -38,7 +39,13 @@ class CudaDevice:
     """The current device of the thread that makes it."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        """Connects; all ranks must do so."""
+        """Connects; all ranks must do so.
+
+        Raises:
+            UsageError: torch has no NCCL or no device.
+        """
+        if not torch.cuda.is_available() or not dist.is_nccl_available():
+            raise UsageError("balanced loader: found no CUDA device or no NCCL, expected both for transport 'nccl'; use 'gloo'")
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream = _cuda.Stream(self._device)
         self._group = dist.new_group(list(ranks), backend="nccl", use_local_synchronization=True)

@@ -4,6 +4,7 @@ BayplanError
 |- UsageError        ranks were started with other settings, or their streams differ
 `- ExchangeError     a rank failed, and told the others
    `- RankLost       a rank died, was later than the deadline, or stopped in the middle; who is known as far as ranks still answer
+      `- RankLeft    a rank closed its loader, as all do at the end of training
 """
 
 from __future__ import annotations
@@ -17,3 +18,7 @@ class ExchangeError(BayplanError):
 
 class RankLost(ExchangeError):
     """Raised as soon as it is known, in the middle of a global batch too: the trainer's collectives would wait for that rank."""
+
+
+class RankLeft(RankLost):
+    """No fault, unless somebody still wants packs: the next global batch is on its way when training ends."""

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from packer.format.errors import BayplanError, UsageError
-from plugin.exchange.errors import RankLost
+from plugin.exchange.errors import RankLeft, RankLost
 from plugin.exchange.settings import named
 
 NOTE_SECONDS = 5.0
@@ -31,6 +31,7 @@ NOTE_SECONDS = 5.0
 _HANG_UP_TAG = 0x62617970
 _MAX_NOTE = 2000
 _TIMED_OUT = "imed out"
+_CLOSED = "its loader was closed, as at the end of training"
 
 Bytes = npt.NDArray[np.uint8]
 _c10d: Any = dist
@@ -117,14 +118,14 @@ class GlooGroup:
             RankLost: a rank died, stopped or was later than the deadline.
         """
         if self._is_closed:
-            raise RankLost(f"{what}: the loader was closed")
+            raise RankLeft(f"{what}: the loader was closed")
         try:
             yield
         except BayplanError:
             raise
         except RuntimeError as error:
             if self._is_closed:
-                raise RankLost(f"{what}: the loader was closed") from error
+                raise RankLeft(f"{what}: the loader was closed") from error
             self.leave_note(f"{what}: {error}", is_cause=False)
             raise self._why(what, error) from error
 
@@ -142,7 +143,7 @@ class GlooGroup:
         """By any thread: the one that is in a collective comes back, and the others are told that this rank has left."""
         if not self._is_closed:
             self._is_closed = True
-            self.leave_note("its loader was closed, as at the end of training", is_cause=True)
+            self.leave_note(_CLOSED, is_cause=True)
 
     def _hang_up(self) -> None:
         # Torch cannot abort a gloo group; but a wait that is too short closes every connection of it.
@@ -156,7 +157,8 @@ class GlooGroup:
         order = sorted(notes, key=lambda rank: int(notes[rank]["order"]))
         for rank in order:
             if notes[rank]["is_cause"]:
-                return RankLost(f"{what}: rank {rank} stopped: {notes[rank]['text']}")
+                kind = RankLeft if notes[rank]["text"] == _CLOSED else RankLost
+                return kind(f"{what}: rank {rank} stopped: {notes[rank]['text']}")
         silent = [rank for rank in self.ranks if rank not in notes]
         if len(silent) == self.size:
             return RankLost(f"{what}: the rank that holds the store of torch.distributed is gone, and the connection: {error}")

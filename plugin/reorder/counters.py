@@ -45,9 +45,16 @@ class Counters:
 
     def __str__(self) -> str:
         share = 100 * self.num_moved / max(1, self.num_packs)
+        before, after, bound = (_shown(imbalance) for imbalance in (self.before, self.after, self.bound))
         return (
-            f"step {self.step}: imbalance {self.before} before, {self.after} after, {self.bound} at best; {self.num_moved:,} of "
+            f"step {self.step}: imbalance {before} before, {after} after, {bound} at best; {self.num_moved:,} of "
             f"{self.num_packs:,} packs moved ({share:.1f}%, {self.moved_bytes / 2**20:.1f} MiB), {self.num_off_node:,} off node "
             f"({self.off_node_bytes / 2**20:.1f} MiB); read {self.read_seconds:.3f} s, gathered {self.gathered_seconds:.3f} s, "
             f"solved {self.solved_seconds:.3f} s, exchanged {self.exchanged_seconds:.3f} s, exposed {self.exposed_seconds:.3f} s"
         )
+
+
+def _shown(imbalance: Any) -> str:
+    """Its ratio to the mean, where it has one."""
+    ratio = getattr(imbalance, "ratio", imbalance)
+    return f"{ratio:.3f}" if isinstance(ratio, float) else str(ratio)

@@ -17,7 +17,7 @@ from blake3 import blake3
 from packer.format.errors import UsageError
 from plugin.exchange import metadata
 from plugin.exchange import settings as agreement
-from plugin.exchange.errors import ExchangeError, RankLost
+from plugin.exchange.errors import ExchangeError, RankLeft, RankLost
 from plugin.exchange.group import GlooGroup
 from plugin.exchange.metadata import PackTable
 from plugin.exchange.moves import moves_of, routes_of
@@ -102,7 +102,6 @@ class Worker:
                     raise self._failure
                 self._prepare(pool, before, pulled)
                 if pool.is_ended:
-                    self.stage = LINGERING
                     self._setup.replicas.settle()
             except BaseException as error:
                 self._fail(pool, error)
@@ -116,12 +115,14 @@ class Worker:
             return
         if self._failure is None:
             self._failure = error
-            _log.error("step %d: stopped while %s: %s: %s", pool.step, self.stage, type(error).__name__, error)
+            level = logging.INFO if isinstance(error, RankLeft) else logging.ERROR
+            _log.log(level, "step %d: stopped while %s: %s: %s", pool.step, self.stage, type(error).__name__, error)
             text = f"{type(error).__name__}: {error}"
             self._setup.replicas.group.leave_note(text, is_cause=True)
             if not self._is_shared:
                 self._setup.group.leave_note(text, is_cause=not isinstance(error, RankLost))
-        pool.fail(error, is_shared=self._is_shared)
+        # Who has left has all it wanted: the others may train to the end of the batch before.
+        pool.fail(error, is_shared=self._is_shared or isinstance(error, RankLeft))
         self._setup.transport.fail()
 
     @contextmanager
@@ -243,6 +244,7 @@ class Worker:
                 len(pool.dropped),
                 ", ".join(sample for pack in pool.dropped for sample in pack) or "(none)",
             )
+        self.stage = LINGERING
         pool.know()
 
     def _gather(self, pool: Pool, pulled: Pulled) -> PackTable:

@@ -9,6 +9,7 @@ import torch
 from exchange_scenarios import COST, LENGTH, PROFILE, Local, Sorted, Source, balanced, made_pack, plan_of, seen
 
 from packer.format.errors import FormatError, UsageError
+from plugin.exchange.cuda import CudaDevice
 from plugin.reorder import BalancedLoader, LoaderCheckpoint, Parallel, chunk_iterators
 from plugin.reorder.planner import refuse_broken
 
@@ -292,8 +293,6 @@ def test_a_loader_that_is_dropped_ends_its_thread():
 def test_a_slice_goes_over_the_device_and_comes_back(tmp_path):
     import torch.distributed as dist
 
-    from plugin.exchange.cuda import CudaDevice
-
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         device = CudaDevice([0])
@@ -309,6 +308,12 @@ def test_a_slice_goes_over_the_device_and_comes_back(tmp_path):
         assert all(torch.equal(*pair) for pair in zip(sent, received, strict=True))
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_the_device_transport_is_refused_without_a_device():
+    with pytest.raises(UsageError, match="found no CUDA device or no NCCL, expected both for transport 'nccl'; use 'gloo'"):
+        CudaDevice([0])
 
 
 def test_the_constructor_names_everything_it_takes():

@@ -6,6 +6,7 @@ from exchange_scenarios import (
     killed_exchanging,
     killed_reading,
     late,
+    leave_early,
     leave_middle,
     leave_waiting,
     made_pack,
@@ -66,6 +67,17 @@ def test_a_process_leaves_while_its_thread_is_in_a_collective(scenario):
         codes = two.close()
     assert [outcome.error for outcome in outcomes] == [None, None]
     assert codes == [0, 0]
+
+
+def test_a_rank_that_leaves_lets_the_others_finish_their_batch(ranks):
+    *others, left = ranks.run(leave_early, 4)
+    assert (left.error, left.value) == (None, 4)
+    for outcome in others:
+        taken, error = outcome.value
+        assert taken == 4
+        assert error.startswith("RankLeft: ")
+        assert "rank 3 stopped: its loader was closed, as at the end of training" in error
+        assert not any(line.startswith("ERROR") for line in outcome.logs)
 
 
 def test_packs_of_the_scenarios_differ():

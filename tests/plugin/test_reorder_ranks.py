@@ -14,6 +14,8 @@ from exchange_scenarios import (
     made_pack,
     microbatches_by_step,
     other_groups,
+    overlapping,
+    replica_resume,
     replicas,
     resume,
     seen,
@@ -48,6 +50,30 @@ def dealt(planner, first, number, size=SIZE):
     table = metadata.decode(rows)
     taken = planner(table.encoder, table.llm, table.num_bytes).taken
     return [[seen(packs[pack]) for pack in row] for row in taken], packs
+
+
+def test_a_pack_is_trained_on_at_once_while_others_still_travel(ranks):
+    """The first microbatch is the rank's own; and the next batch arrives before anybody asks for it."""
+    first, second = dealt(Shifted(), 0, 4)[0], dealt(Shifted(), 4, 4)[0]
+    for rank, (early, later) in enumerate(values(ranks.run(overlapping, SIZE))):
+        assert early == first[rank][0]
+        assert later == second[rank]
+
+
+def test_the_inverse_of_the_plan_restores_arrival_order(ranks):
+    found = values(ranks.run(train, SIZE, [4] * SIZE, {}))
+    trained = [pack for one in found for pack in one["steps"][0]]
+    _, packs = dealt(Sorted(), 0, 4)
+    table = metadata.decode(metadata.encode([pack.batch for pack in packs]).reshape(SIZE, 4, metadata.NUM_BYTES))
+    inverse = Sorted()(table.encoder, table.llm, table.num_bytes).inverse
+    assert [trained[place] for place in inverse] == [seen(pack) for pack in packs]
+
+
+def test_a_replica_resumes_from_its_readers_state(ranks):
+    """Trainers save the state of the first rank of a replica, and give it to all."""
+    for whole, tail in values(ranks.run(replica_resume, SIZE)):
+        assert len(whole) == 12
+        assert tail == whole[6:]
 
 
 @pytest.mark.parametrize("planner", [Sorted(), Shifted(), Local()], ids=lambda planner: planner.name)

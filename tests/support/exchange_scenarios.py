@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import signal
 import threading
@@ -412,3 +413,66 @@ def leave_middle(size: int) -> None:
     loader = balanced(Source(dist.get_rank(), 400), size, num_microbatches=40)
     next(loader)
     kept.append(loader)
+
+
+def overlapping(size: int) -> tuple[Any, list[Any]]:
+    """The first pack, taken while nothing may travel yet, and the second batch, as it lies there before it is asked for."""
+    loader = balanced(Source(dist.get_rank(), 8), size, planner=Shifted())
+    transport, may_travel = loader._transport, threading.Event()
+    exchange = transport.exchange
+
+    def held(job: Any) -> None:
+        assert may_travel.wait(60)
+        exchange(job)
+
+    transport.exchange = held  # type: ignore[method-assign]
+    first = seen(next(loader))
+    may_travel.set()
+    coming = loader._next
+    assert coming is not None
+    while not all(coming.has(microbatch) for microbatch in range(4)):
+        time.sleep(0.01)
+    list(itertools.islice(loader, 3))
+    return first, [seen(pack) for pack in loader]
+
+
+def replica_resume(size: int) -> tuple[list[Any], list[Any]]:
+    """Everything, and what follows a state of the reader's that all ranks of the replica got."""
+    rank = dist.get_rank()
+    first = rank // 2 * 2
+    where = Parallel(rank=rank, data_ranks=(rank % 2, 2 + rank % 2), replica_ranks=(first, first + 1))
+
+    def loader() -> BalancedLoader:
+        source = Source(rank // 2, 12) if where.reads("replica") else None
+        return balanced(source, size, parallel=where, readers="replica")
+
+    one = loader()
+    packs = [seen(next(one)) for _ in range(6)]
+    states: list[Any] = [None] * size
+    dist.all_gather_object(states, one.save_state())
+    packs += [seen(pack) for pack in one]
+    again = loader()
+    again.restore_state(states[first])
+    return packs, [seen(pack) for pack in again]
+
+
+def leave_early(size: int) -> Any:
+    """The last rank trains on one global batch and is done; the others hear of it before they take what is left of theirs."""
+    loader: BalancedLoader | None = balanced(Source(dist.get_rank(), 40, slow_at=4), size)
+    assert loader is not None
+    if dist.get_rank() == size - 1:
+        taken = len(list(itertools.islice(loader, 4)))
+        loader = None
+        return taken
+    next(loader)
+    coming = loader._next
+    assert coming is not None
+    while coming._error is None:
+        time.sleep(0.01)
+    taken = 1
+    try:
+        for _ in loader:
+            taken += 1
+    except Exception as error:
+        return taken, f"{type(error).__name__}: {error}"
+    return taken, None
