@@ -21,6 +21,7 @@ import numpy.typing as npt
 import orjson
 import torch
 import torch.distributed as dist
+from blake3 import blake3
 
 from packer.format.errors import BayplanError, UsageError
 from plugin.exchange.errors import RankLeft, RankLost
@@ -66,7 +67,7 @@ class GlooGroup:
         self._rank = self.ranks.index(dist.get_rank())
         key = (purpose, self.ranks)
         _made[key] += 1
-        name = f"bayplan/{purpose}/{'-'.join(map(str, ranks))}/{_made[key]}"
+        name = f"bayplan/{purpose}/{blake3(repr(self.ranks).encode()).hexdigest(8)}/{_made[key]}"
         self._store = _c10d.PrefixStore(name, _default_store())
         deadline = timedelta(seconds=timeout_seconds)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,12 +31,24 @@ class LoaderCheckpoint:
     def __init__(self, rank: int) -> None:
         """`rank`: the global one; each rank has a file."""
         self._rank = rank
+        self._waiting: Sequence[deque[TorchBatch]] = ()
 
     def path(self, folder: str | os.PathLike[str]) -> Path:
         return Path(folder) / f"bayplan-loader-rank{self._rank:05d}.pt"
 
+    def watch(self, waiting: Sequence[deque[TorchBatch]]) -> None:
+        """Packs that some chunks have had and others have not."""
+        self._waiting = waiting
+
     def save(self, folder: str | os.PathLike[str], loader: Stateful) -> None:
-        """Whole or not at all."""
+        """Whole or not at all.
+
+        Raises:
+            UsageError: in the middle of a step, when chunks have not had the same packs.
+        """
+        if any(self._waiting):
+            behind = [len(queue) for queue in self._waiting]
+            raise UsageError(f"virtual pipeline: found chunks {behind} packs behind, expected 0 each; save between steps")
         path = self.path(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
@@ -81,6 +93,8 @@ def chunk_iterators(
     if num_chunks == 1:
         return [loader]
     waiting: list[deque[TorchBatch]] = [deque() for _ in range(num_chunks)]
+    if checkpoint is not None:
+        checkpoint.watch(waiting)
     return [_Chunk(loader, waiting, number) for number in range(num_chunks)]
 
 

@@ -90,6 +90,7 @@ class BalancedLoader:
         self._group = GlooGroup(parallel.data_ranks, purpose="data", timeout_seconds=timeout_seconds)
         self._peers = GlooGroup(parallel.peers, purpose="replica", timeout_seconds=timeout_seconds)
         self._transport = transport_of(transport, self._group)
+        self._log_level = logging.INFO if parallel.dp_rank == 0 else logging.DEBUG
         self._start = Position(step=0, yielded=0, snapshot=None)
         self._is_restored = False
         self._worker: Worker | None = None
@@ -181,7 +182,7 @@ class BalancedLoader:
             return self._pool
         elif not self._is_counted:
             self._is_counted = True
-            _log.info("%s", self._pool.counters)
+            _log.log(self._log_level, "%s", self._pool.counters)
             if self._on_batch is not None:
                 self._on_batch(self._pool.counters)
         assert self._next is not None, "the next one is always on its way"
@@ -286,7 +287,8 @@ class BalancedLoader:
     def _log_memory(self, pool: Pool) -> None:
         pack, slice_ = pool.max_pack_bytes / 2**20, max(self._slice_bytes, pool.max_pack_bytes) / 2**20
         packs = 2 * pool.num_microbatches
-        _log.info(
+        _log.log(
+            self._log_level,
             "host memory: up to %.0f MiB for packs: %d (2 global batches of %d) of up to %.1f MiB, and 2 slices of %.0f MiB",
             packs * pack + 2 * slice_,
             packs,

@@ -76,10 +76,11 @@ class Worker:
 
     def stop(self) -> None:
         """The loader is gone: end the thread, out of a collective too. Does not wait."""
+        is_idle = self.stage == IDLE and self.jobs.empty()
         self._is_closed = True
         self.jobs.put(None)
         self._setup.transport.fail()
-        if self.thread.is_alive() and self.stage not in (IDLE, LINGERING):
+        if self.thread.is_alive() and self.stage != LINGERING and not is_idle:
             self._hang_up()
 
     def _hang_up(self) -> None:
@@ -90,12 +91,13 @@ class Worker:
         """Wait for the thread, but not for ever."""
         self.stop()
         self.thread.join(EXIT_SECONDS)
-        if self.thread.is_alive() and self.stage == LINGERING:
+        if self.thread.is_alive():
             self._hang_up()
             self.thread.join(EXIT_SECONDS)
 
     def _run(self) -> None:
-        while (job := self.jobs.get()) is not None:
+        while (job := self.jobs.get()) is not None and not self._is_closed:
+            self.stage = "beginning"
             pool, before, pulled = job
             try:
                 if self._failure is not None:

@@ -251,10 +251,14 @@ def test_counters_before_the_first_pack_are_refused():
         _ = alone(Source(0, 8)).num_loss_tokens
 
 
-def test_chunks_of_a_virtual_pipeline_see_the_same_packs():
-    chunks = chunk_iterators(alone(Source(0, 8)), num_chunks=3, checkpoint=LoaderCheckpoint(0))
+def test_chunks_of_a_virtual_pipeline_see_the_same_packs(tmp_path):
+    loader, checkpoint = alone(Source(0, 8)), LoaderCheckpoint(0)
+    chunks = chunk_iterators(loader, num_chunks=3, checkpoint=checkpoint)
     first = [next(chunks[0]) for _ in range(4)]
+    with pytest.raises(UsageError, match=r"found chunks \[0, 4, 4\] packs behind, expected 0 each; save between steps"):
+        checkpoint.save(tmp_path, loader)
     assert [[next(chunk) for _ in range(4)] for chunk in chunks[1:]] == [first, first]
+    checkpoint.save(tmp_path, loader)
     rest = [list(chunk) for chunk in chunks]
     assert [len(packs) for packs in rest] == [4, 4, 4]
 
