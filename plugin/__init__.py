@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plugin.adapters.map_style import RawSamples
+    from plugin.balance import Topology
     from plugin.cost import CostModel, EncoderCost, LlmCost, StepTimer, cost_model
     from plugin.failures import SampleFailed, TooManyFailures
     from plugin.loader import PackLoader
@@ -24,11 +26,14 @@ if TYPE_CHECKING:
         StoreFailed,
     )
     from plugin.reader import BundleReader
+    from plugin.reorder import Assigned, BalancedLoader, Parallel
     from plugin.requests import ImageRead, Sample, SampleRead
     from plugin.settings import PackSettings, Peers
     from plugin.task_encoder import PackingTaskEncoder
 
 _MODULES = {
+    "Assigned": "plugin.reorder",
+    "BalancedLoader": "plugin.reorder",
     "BundleReader": "plugin.reader",
     "CostModel": "plugin.cost",
     "EncoderCost": "plugin.cost",
@@ -40,9 +45,11 @@ _MODULES = {
     "PackLoader": "plugin.loader",
     "PackSettings": "plugin.settings",
     "PackingTaskEncoder": "plugin.task_encoder",
+    "Parallel": "plugin.reorder",
     "Peers": "plugin.settings",
     "PrefetchPool": "plugin.prefetch",
     "Prefetched": "plugin.prefetch",
+    "RawSamples": "plugin.adapters.map_style",
     "ReadCancelled": "plugin.read_errors",
     "ReadError": "plugin.read_errors",
     "ReadPlace": "plugin.read_errors",
@@ -53,10 +60,13 @@ _MODULES = {
     "StepTimer": "plugin.cost",
     "StoreFailed": "plugin.read_errors",
     "TooManyFailures": "plugin.failures",
+    "Topology": "plugin.balance",
     "cost_model": "plugin.cost",
 }
 
 __all__ = [
+    "Assigned",
+    "BalancedLoader",
     "BundleReader",
     "CostModel",
     "EncoderCost",
@@ -68,9 +78,11 @@ __all__ = [
     "PackLoader",
     "PackSettings",
     "PackingTaskEncoder",
+    "Parallel",
     "Peers",
     "PrefetchPool",
     "Prefetched",
+    "RawSamples",
     "ReadCancelled",
     "ReadError",
     "ReadPlace",
@@ -81,6 +93,7 @@ __all__ = [
     "StepTimer",
     "StoreFailed",
     "TooManyFailures",
+    "Topology",
     "cost_model",
 ]
 

@@ -24,6 +24,7 @@ from plugin.host_memory import HostMemory
 from plugin.loader_state import LoaderState, read_state, sources_of
 from plugin.settings import PackSettings, Peers
 from plugin.task_encoder import Pack, PackingTaskEncoder
+from plugin.tensors import ImageTensors
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +81,7 @@ class PackLoader:
         prefetch_factor: int = 2,
         blend: str | None = None,
         worker_config: WorkerConfig | None = None,
+        tensors: ImageTensors | None = None,
     ) -> PackLoader:
         """The packs of a dataset's blend under a profile. `train` never ends, `val` is one pass.
 
@@ -91,11 +93,12 @@ class PackLoader:
             prefetch_factor: packs a worker builds ahead.
             blend: another Energon `dataset.yaml` than the profile's own.
             worker_config: instead of rank, world_size, num_workers and seed.
+            tensors: pixels of your own for the profile's image rule.
 
         Raises:
             UsageError: what cannot work, by name. FormatError: a damaged index.
         """
-        encoder = PackingTaskEncoder(dataset_url, profile, settings, peers=peers)
+        encoder = PackingTaskEncoder(dataset_url, profile, settings, peers=peers, tensors=tensors)
         config = worker_config or WorkerConfig(rank=rank, world_size=world_size, num_workers=num_workers, seed_offset=seed)
         builder = encoder.builder
         form = builder.tensors.form if builder.tensors is not None and builder.peers.pipeline_stage == 0 else None

@@ -14,6 +14,7 @@ from indexer.profile import open_stored
 from indexer.tokenizers import bound_threads
 from packer.format.errors import BayplanError, UsageError
 from plugin.batch import EnsuredImage, ImageState, PackedBatch, PackImage, PackSample, PatchImage, build
+from plugin.cost import cost_model
 from plugin.failures import Failure, SampleFailed
 from plugin.packing import PackLimits
 from plugin.prefetch import Prefetched, PrefetchPool
@@ -37,8 +38,19 @@ class BuiltPack:
 class PackBuilder:
     """Builds the packs of a dataset under a profile. Made in the trainer's process; workers forked from it read by themselves."""
 
-    def __init__(self, dataset_url: str, profile: str, settings: PackSettings, peers: Peers | None = None) -> None:
+    def __init__(
+        self,
+        dataset_url: str,
+        profile: str,
+        settings: PackSettings,
+        peers: Peers | None = None,
+        *,
+        tensors: ImageTensors | None = None,
+    ) -> None:
         """Open the profile's encoder; no record is read yet.
+
+        Args:
+            tensors: pixels of your own for the profile's image rule; None takes those of `plugin.tensors`.
 
         Raises:
             UsageError: no such profile, one whose images have no pixels yet, or settings that the peers could not share.
@@ -56,11 +68,16 @@ class PackBuilder:
         self._decodes = is_first or settings.on_failure == "blank"
         self._drops_pixels = self._decodes and not is_first
         rule = opened.profile.images.rule
-        self.tensors: ImageTensors | None = None
-        if rule is not None:
+        self.tensors = tensors
+        if rule is not None and tensors is None:
             self.tensors = image_tensors(rule, opened.profile.images.parameters, draft=settings.draft)
+        self.cost = None if settings.cost is None else cost_model(settings.cost)
         self._samples = SampleBuilder(
-            encoder=opened.encoder, tensors=self.tensors, pad_id=settings.pad_id, with_pixels=self._decodes
+            encoder=opened.encoder,
+            tensors=self.tensors,
+            pad_id=settings.pad_id,
+            with_pixels=self._decodes,
+            cost=self.cost,
         )
         ensured = self._samples.ensured_image() if settings.ensure_image else None
         self.ensured = replace(ensured, image=self._kept(ensured.image)) if ensured else None

@@ -16,6 +16,7 @@ from indexer.encode import EncodedSample, ImageSpan, SampleEncoder
 from indexer.table import IndexRow
 from packer.format.errors import FormatError
 from plugin.batch import EnsuredImage, ImageForm, ImageState, PackImage, PackSample, Patches, PatchImage, TileImage
+from plugin.cost import CostModel
 from plugin.tensors import ImagePatches, ImageTensors, Promise
 
 _ENSURED_SIDE = 56
@@ -48,6 +49,7 @@ class SampleBuilder:
     """None: the profile has no image rule."""
     pad_id: int
     with_pixels: bool = True
+    cost: CostModel | None = None
 
     @property
     def form(self) -> ImageForm | None:
@@ -106,6 +108,7 @@ class SampleBuilder:
         row = chosen.row
         if any(image.state == ImageState.BLANK for image in images):
             encoded = replace(encoded, loss_mask=np.zeros_like(encoded.loss_mask))
+        encoder_cost, llm_cost = self._costs(row)
         return PackSample(
             sample_id=sample_id,
             source=row.source,
@@ -114,7 +117,18 @@ class SampleBuilder:
             images=tuple(images),
             num_text_tokens=min(row.num_text_tokens, row.num_tokens - int(encoded.feature_mask.sum())),
             num_patches=row.num_patches,
+            encoder_cost=encoder_cost,
+            llm_cost=llm_cost,
         )
+
+    def _costs(self, row: IndexRow) -> tuple[int, int]:
+        """Of the row as it was counted, blank or not: peers must agree on them."""
+        if self.cost is None:
+            return 0, 0
+        patches = [image.num_patches for image in row.images]
+        squared = [image.sum_squared_attention for image in row.images]
+        encoder = self.cost.encoder_cost_of_images(np.array(patches, np.int64), np.array(squared, np.int64), [len(patches)])
+        return int(encoder[0]), int(self.cost.llm_cost([row.num_tokens])[0])
 
     def ensured_image(self) -> EnsuredImage | None:
         """The smallest image as this profile writes it; None for one without images."""

@@ -50,6 +50,8 @@ class PackSettings:
     max_patches_per_pack: int | None = None
     """The memory of the vision encoder: without it one pack may hold as many patches as its tokens stand for."""
     pad_id: int = 0
+    cost: str | None = None
+    """A cost model, as `plugin.cost.cost_model` takes it: each sample carries its costs, which balancing deals packs by."""
     ensure_image: bool = False
     """Give packs without an image a grey one without loss: ZeRO-3 and FSDP need every rank in the vision encoder."""
     draft: bool = False

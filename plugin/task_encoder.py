@@ -31,6 +31,7 @@ from plugin.pack_builder import PackBuilder
 from plugin.packing import Packing, Refusal, Samples, pack, shuffled
 from plugin.sample_builder import name_of
 from plugin.settings import PackSettings, Peers
+from plugin.tensors import ImageTensors
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,17 @@ class PackingTaskEncoder(TaskEncoder[IndexedSample, IndexedSample, Pack, Pack]):
     cookers = (Cooker(cook_row),)
     decoder = None
 
-    def __init__(self, dataset_url: str, profile: str, settings: PackSettings, *, peers: Peers | None = None) -> None:
-        """Errors as `PackBuilder`'s: everything that can be refused is refused here, before a worker starts."""
-        self.builder = PackBuilder(dataset_url, profile, settings, peers)
+    def __init__(
+        self,
+        dataset_url: str,
+        profile: str,
+        settings: PackSettings,
+        *,
+        peers: Peers | None = None,
+        tensors: ImageTensors | None = None,
+    ) -> None:
+        """As `PackBuilder`: everything that can be refused is refused here, before a worker starts."""
+        self.builder = PackBuilder(dataset_url, profile, settings, peers, tensors=tensors)
         self.settings = settings
         self.limits = self.builder.planning_limits
         self._shuffle_size = 1

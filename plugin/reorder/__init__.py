@@ -12,10 +12,11 @@
    dies or is later than the deadline comes up on all others at once, in the middle of a batch too.
 """
 
+from plugin.reorder.assigned import Assigned
 from plugin.reorder.chunks import LoaderCheckpoint, chunk_iterators
 from plugin.reorder.counters import Counters
 from plugin.reorder.loader import BalancedLoader
 from plugin.reorder.parallel import Parallel
 from plugin.reorder.planner import Plan, Planner
 
-__all__ = ["BalancedLoader", "Counters", "LoaderCheckpoint", "Parallel", "Plan", "Planner", "chunk_iterators"]
+__all__ = ["Assigned", "BalancedLoader", "Counters", "LoaderCheckpoint", "Parallel", "Plan", "Planner", "chunk_iterators"]

@@ -6,12 +6,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from loading import NUM_SAMPLES, SETTINGS, Epochs, digests, ids, opened, write_stream
 
+from indexer.table import open_index
 from packer.format.errors import UsageError
+from plugin.cost import cost_model, sample_costs
 from plugin.loader import PackLoader
 from plugin.settings import Peers
+from plugin.tensors import image_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true", "ignore:This process .* is multi-threaded")
 
@@ -244,3 +249,25 @@ def test_a_loader_of_other_samples_is_refused(epochs: Epochs, url: str) -> None:
     with Epochs(url, sources="docs text").open(repeat=True) as other, pytest.raises(UsageError, match="sources"):
         other.restore_state(state)
     Epochs(url)  # writes the blend of all sources again
+
+
+def test_packs_carry_the_costs_of_their_rows(url: str) -> None:
+    model = cost_model("qwen2_5_vl_vit+qwen3_8b")
+    table = open_index(url, "qwen")
+    costs = np.concatenate([sample_costs(model, batch) for batch in table.batches()])
+    starts = {source: table.rows_of_source(source).start for source in NUM_SAMPLES}
+    with opened(url, replace(SETTINGS, cost="qwen2_5_vl_vit+qwen3_8b")) as stream:
+        for _ in range(20):
+            pack = next(stream).batch
+            rows = [starts[pack.sources[place]] + row for place, row in zip(pack.sample_source, pack.sample_row, strict=True)]
+            assert (pack.sample_costs == costs[rows]).all()
+            assert pack.llm_cost > 0
+
+
+def test_pixels_of_ones_own_take_the_place_of_ours(url: str) -> None:
+    ours = image_tensors("qwen2_5_vl", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    with opened(url, tensors=ours) as stream:
+        next(stream)
+        assert stream.encoder.builder.tensors is ours
+        assert stream.normalise is not None
+        assert stream.normalise(torch.full((1, 588), 255, dtype=torch.uint8)).max() == 1

@@ -25,9 +25,9 @@ class Outcome:
 
 
 class RankProcesses:
-    """Ranks 0 to n - 1 of one world."""
+    """Ranks 0 to n - 1 of one world. Those that start loader workers cannot be daemons."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, daemon: bool = True) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -36,7 +36,7 @@ class RankProcesses:
         self.processes = []
         for rank in range(number):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, number, port, there), daemon=True)
+            process = context.Process(target=_serve, args=(rank, number, port, there), daemon=daemon)
             process.start()
             there.close()
             self._pipes.append(here)
