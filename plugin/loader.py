@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from megatron.energon import ConcatDataset, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 
 from packer.format import layout
 from packer.format.errors import UsageError
@@ -48,6 +48,8 @@ class PackLoader:
 
         `open` makes both; this is for blends, epochs and splits of your own.
         """
+        if _wrapped(loader.dataset, CarryOverPackingDataset) is None:
+            raise UsageError(f"found a loader over {loader.dataset}, expected one whose dataset a `PackingTaskEncoder` made")
         self._loader = loader
         self.encoder = encoder
         self.num_workers: int = loader.worker_config.num_workers
@@ -216,9 +218,14 @@ class PackLoader:
         if self._has_begun:
             raise UsageError("restore_state: found a stream that has begun, expected a fresh one; restore before the first pack")
         known = read_state(state, self._identity())
+        if known["num_packs"] and _wrapped(self._loader.dataset, ConcatDataset) is not None:
+            raise UsageError(
+                "restore_state: found a pass over several sources, one after another, which Energon would "
+                "begin again; begin it anew"
+            )
         self._loader.restore_state_rank(known["energon"])
         if self.num_workers and known["energon"] is not None:
-            packing = _packing_of(self._loader.dataset)
+            packing = _wrapped(self._loader.dataset, CarryOverPackingDataset)
             packing.num_replayed = {worker: saved.offset for worker, saved in enumerate(known["energon"].worker_states)}
         self.num_packs = known["num_packs"]
         if known["is_between_epochs"]:
@@ -266,11 +273,9 @@ class PackLoader:
         self.close()
 
 
-def _packing_of(dataset: Any) -> CarryOverPackingDataset:
-    """The packing dataset under Energon's wrappers."""
-    while not isinstance(dataset, CarryOverPackingDataset):
-        try:
-            dataset = dataset.dataset
-        except (AttributeError, AssertionError):
-            raise UsageError(f"found a loader over {dataset}, expected packs of a `PackingTaskEncoder`") from None
+def _wrapped(dataset: Any, kind: type) -> Any:
+    """The dataset of a kind under Energon's wrappers, if it is there."""
+    while dataset is not None and not isinstance(dataset, kind):
+        inner = getattr(dataset, "datasets", None) or (getattr(dataset, "dataset", None),)
+        dataset = inner[0] if len(inner) == 1 else None
     return dataset

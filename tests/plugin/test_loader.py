@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -271,3 +272,17 @@ def test_pixels_of_ones_own_take_the_place_of_ours(url: str) -> None:
         assert stream.encoder.builder.tensors is ours
         assert stream.normalise is not None
         assert stream.normalise(torch.full((1, 588), 255, dtype=torch.uint8)).max() == 1
+
+
+def test_a_pass_over_val_is_every_held_out_sample_once_and_is_not_resumed_in_its_midst(url: str) -> None:
+    with opened(url, split="val") as stream:
+        first = next(stream).batch.sample_ids
+        state = stream.save_state()
+        assert Counter([*first, *ids(stream)]) == Counter(f"{kind} {number}" for kind, number in samples())
+    with opened(url, split="val") as other, pytest.raises(UsageError, match="found a pass over several sources"):
+        other.restore_state(state)
+
+
+def test_a_loader_of_no_packs_is_refused(epochs: Epochs) -> None:
+    with pytest.raises(UsageError, match="whose dataset a `PackingTaskEncoder` made"):
+        PackLoader(SimpleNamespace(dataset=None), epochs.encoder)
