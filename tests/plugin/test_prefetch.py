@@ -38,13 +38,18 @@ DEADLINE_SECONDS = 1.0
 may_fork = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
+OTHERS = set()
+"""Threads of streams that tests of other files left open."""
+
+
 def pool_threads():
-    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME and thread not in OTHERS]
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     """Also after a test that did not close its pool."""
+    OTHERS.update(pool_threads())
     yield
     faults.FaultyFileSystem.hanging.set()
     gc.collect()
