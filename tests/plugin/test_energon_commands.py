@@ -164,7 +164,7 @@ def test_a_row_sample_is_a_dict_that_can_be_copied_and_sent(dataset: Path) -> No
         assert type(other) is RowSample
         assert other == sample
         assert other.record == sample.record
-    assert set(sample) == {"__key__", "__shard__", "__restore_key__", "__sources__", "__subflavors__", "row"}
+    assert set(sample) == {"__key__", "__shard__", "__restore_key__", "__sources__", "__subflavors__", "row", "number"}
     with pytest.raises(AttributeError, match="'RowSample' object has no attribute 'records'"):
         _ = sample.records
 
