@@ -8,6 +8,7 @@ restored without reading a record.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -19,13 +20,15 @@ from megatron.energon.wrappers.base import BaseWrapperDataset, SampleIndex
 from megatron.energon.wrappers.buffer import SavableSampleBuffer
 
 from packer.format.errors import UsageError
-from plugin.failures import Failure, refuse_too_many
+from plugin.failures import Failure, TooManyFailures, refuse_too_many
 from plugin.packing import Packing
 from plugin.packing.limits import Refusal
 from plugin.settings import PackSettings
 
-_REFUSED_IN_VAIN = 10
-"""Buffers' worth of samples that fit no pack before the stream gives up."""
+logger = logging.getLogger(__name__)
+
+_BUFFERS_IN_VAIN = 10
+"""Buffers' worth of samples that fit no pack, or of which every pack was skipped, before the stream gives up."""
 
 
 class Packer(Protocol):
@@ -108,6 +111,8 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         """The last pack of an epoch is out, and the next epoch has not begun."""
         self._was_restored = False
         self._num_since_restore = 0
+        self._untold: list[Failure] = []
+        """Of packs that were not emitted since the last one that was, and so never when a state is saved."""
         self._num_samples = 0
         self._num_failed = 0
         self._num_refused: dict[str, int] = {}
@@ -140,9 +145,16 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
             num_ahead = self._fetch_ahead(num_ahead)
             num_ahead -= 1
             pack = self._build()
-            if pack.packed is not None:
-                self._num_since_restore += 1
-                yield pack
+            if pack.packed is None:
+                self._skip(pack.failures)
+                continue
+            pack.failures = (*self._untold, *pack.failures)
+            self._untold = []
+            self._num_since_restore += 1
+            yield pack
+        for failure in self._untold:
+            logger.warning("skipped with its whole pack, the last of an epoch: %s", failure)
+        self._untold = []
         self._source_has_ended = False
         self._has_ended = True
         # Energon's loader asks again at once where all that came was replayed, and would hand out the next epoch.
@@ -197,7 +209,7 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
 
     def _refuse_nothing_fits(self) -> None:
         num_refused = sum(self._num_refused.values())
-        if not self._num_samples and not self._planned_lengths and num_refused >= _REFUSED_IN_VAIN * self._buffer_size:
+        if not self._num_samples and not self._planned_lengths and num_refused >= _BUFFERS_IN_VAIN * self._buffer_size:
             raise UsageError(
                 f"none of the first {num_refused} samples fits a pack ({self._num_refused}): expected some within "
                 f"{self._settings}; raise the limits, or take the profile that was made for them"
@@ -216,15 +228,25 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         keys = tuple(sample.__restore_key__ for sample in samples)
         with self._pack_index.ctx() as index:
             pack = self._packer.pack_selected_samples(samples)
-        del self._planned[:length]
-        del self._planned_lengths[0]
-        self._num_samples += length
-        self._num_failed += len(pack.failures)
+        num_samples, num_failed = self._num_samples + length, self._num_failed + len(pack.failures)
         self._failures.extend(pack.failures)
         if pack.failures:
-            refuse_too_many(self._settings, self._num_failed, self._num_samples, tuple(self._failures))
+            # Before anything is taken away: a state saved after this error builds the same pack again.
+            refuse_too_many(self._settings, num_failed, num_samples, tuple(self._failures))
+        del self._planned[:length]
+        del self._planned_lengths[0]
+        self._num_samples, self._num_failed = num_samples, num_failed
         pack.refused = dict(self._num_refused)
         return set_sample_restore_key(pack, index, *keys, src=self)
+
+    def _skip(self, failures: Sequence[Failure]) -> None:
+        """No pack came of these samples: the next one tells of them."""
+        self._untold += failures
+        if len(self._untold) >= _BUFFERS_IN_VAIN * self._buffer_size:
+            raise TooManyFailures(
+                f"none of the last {len(self._untold)} samples could be used, so no pack comes any more; the latest: "
+                f"{self._untold[-1]}. Check the dataset with `bayplan verify`"
+            )
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
         """One pack again, by its key, from the samples' own."""

@@ -7,6 +7,8 @@ that a resumed run sees the same packs or says why it cannot.
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from plugin.carry_over import CarryOverPackingDataset
 from plugin.counters import StreamCounters, difference, line
 from plugin.host_memory import HostMemory
 from plugin.loader_state import LoaderState, read_state, sources_of
+from plugin.loader_workers import refuse_dead, shut_down
 from plugin.settings import PackSettings, Peers
 from plugin.task_encoder import Pack, PackingTaskEncoder
 from plugin.tensors import ImageTensors
@@ -58,6 +61,10 @@ class PackLoader:
         self._iterator: Iterator[Pack] | None = None
         self._is_between_epochs = False
         self._has_begun = False
+        self._over: tuple[str, BaseException | None] | None = None
+        """Why no pack comes any more, and the error that it came from."""
+        self._process = os.getpid()
+        self._asking = threading.Lock()
         self._counters = StreamCounters()
         self._reported = self._counters.totals()
         self._ids: OrderedDict[int, tuple[str, ...]] = OrderedDict()
@@ -155,17 +162,42 @@ class PackLoader:
         return pack.packed
 
     def _next_pack(self) -> Pack:
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
-            self._has_begun = True
+        self._refuse_over()
+        if not self._asking.acquire(blocking=False):
+            raise UsageError("found two threads that ask one stream for packs at once, expected one; put a lock around it")
         try:
+            if self._iterator is None:
+                self._iterator = iter(self._loader)
+                self._has_begun = True
             pack = next(self._iterator)
         except StopIteration:
             self._iterator = None
             self._is_between_epochs = True
             raise
+        except BaseException as error:
+            # The generators under it are at their end now, which must not look like that of the data.
+            self._over = f"it ended with {type(error).__name__}: {error}", error
+            if isinstance(error, OSError | RuntimeError):
+                refuse_dead(self._loader, "no pack", error)
+            raise
+        finally:
+            self._asking.release()
         self._is_between_epochs = False
         return pack
+
+    def _refuse_over(self) -> None:
+        if self._over is not None:
+            why, error = self._over
+            raise UsageError(f"no pack comes of this stream any more: {why}. Open it again and restore its state") from error
+        self._refuse_fork()
+
+    def _refuse_fork(self) -> None:
+        """A child that took packs from its parent's workers would leave the parent waiting for them."""
+        if self.num_workers and os.getpid() != self._process:
+            raise UsageError(
+                f"found a stream with loader workers of process {self._process} in process {os.getpid()}, forked from it; "
+                "open one in each process, with its own rank"
+            )
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> TorchBatch:
         """A pack again, by the `restore_key` it had."""
@@ -199,7 +231,13 @@ class PackLoader:
         return line(self.step_counters())
 
     def save_state(self) -> dict[str, Any]:
-        """Where the stream stands after the pack that came last: plain values around Energon's own state."""
+        """Where the stream stands after the pack that came last: plain values around Energon's own state.
+
+        Raises:
+            WorkerDied: and its place in the stream with it.
+        """
+        self._refuse_fork()
+        refuse_dead(self._loader, "save_state")  # Energon would wait for their answers for ever
         state: LoaderState = {
             "version": 1,
             **self._identity(),
@@ -259,11 +297,11 @@ class PackLoader:
         }
 
     def close(self) -> None:
-        """End the workers; the stream cannot be used after it."""
+        """End the workers; no pack comes after it."""
         self._iterator = None
-        workers = getattr(self._loader, "_iterator", None)
-        if workers is not None:
-            workers._shutdown_workers()
+        self._over = self._over or ("it was closed", None)
+        if os.getpid() == self._process:
+            shut_down(self._loader)
         self.encoder.builder.close()
 
     def __enter__(self) -> PackLoader:
