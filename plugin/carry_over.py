@@ -244,8 +244,8 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         self._untold += failures
         if len(self._untold) >= _BUFFERS_IN_VAIN * self._buffer_size:
             raise TooManyFailures(
-                f"none of the last {len(self._untold)} samples could be used, so no pack comes any more; the latest: "
-                f"{self._untold[-1]}. Check the dataset with `bayplan verify`"
+                f"{len(self._untold)} samples of this loader worker in a row could not be used, so no pack comes any more; the "
+                f"latest: {self._untold[-1]}. Check the dataset with `bayplan verify`"
             )
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
