@@ -207,22 +207,23 @@ def main(words: list[str] | None = None) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     logging.basicConfig(level=logging.INFO if rank() == 0 else logging.WARNING, format="%(message)s")
+    pack_settings = PackSettings(
+        sequence_length=arguments.sequence_length,
+        max_patches_per_pack=arguments.max_patches_per_pack,
+        buffer_size=arguments.buffer_size,
+    )
     loader = PackLoader.open(
         arguments.dataset,
         arguments.profile,
-        PackSettings(
-            sequence_length=arguments.sequence_length,
-            max_patches_per_pack=arguments.max_patches_per_pack,
-            buffer_size=arguments.buffer_size,
-        ),
+        pack_settings,
         rank=rank(),
         world_size=world_size(),
         num_workers=arguments.num_workers,
         seed=arguments.seed,
     )
     settings = Settings(**{field.name: getattr(arguments, field.name) for field in fields(Settings)})
-    train(loader, build_model(arguments, loader), settings)
-    loader.close()
+    with loader:
+        train(loader, build_model(arguments, loader), settings)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +19,22 @@ import numpy as np
 import pytest
 import tiny_training
 import torch
+import yaml
 from hypothesis import given, settings
+from in_process import index_in_process, pack_in_process
 from pack_samples import FEATURE, PATCHES, pack_sample, patch_image, samples_of
 from tiny_training import PacksInMemory, new_model, normalise, packed, some_packs
 from tiny_vlm import TinyVlm, VlmSizes
-from train_tiny_vlm import Settings, train
+from train_tiny_vlm import Settings, main, train
 
+import plugin
 from indexer.encode import EncodedSample, ImageSpan
+from indexer.profile import open_stored
+from indexer.table import open_index
 from packer.format.errors import UsageError
-from plugin.batch import EnsuredImage, PackedBatch, PackSample, Patches, TileImage, Tiles, build
+from plugin import BundleReader
+from plugin.batch import EnsuredImage, PackedBatch, PackSample, Patches, PatchImage, TileImage, Tiles, build
+from plugin.tensors import image_tensors
 
 CORPUS = Path(__file__).parents[2] / "examples" / "corpus"
 ENSURED = EnsuredImage(ids=(FEATURE,), feature_mask=(True,), image=PATCHES.smallest())
@@ -295,3 +303,109 @@ def test_two_ranks_train_as_one_and_resume(tmp_path: Path) -> None:
 
 
 # The example corpus
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Some conversations about several images, and texts, packed and indexed."""
+    folder = tmp_path_factory.mktemp("corpus")
+    recipe = yaml.safe_load((CORPUS / "recipe.yaml").read_text())
+    recipe["output"] = str(folder / "dataset")
+    recipe["sources"] = [source for source in recipe["sources"] if source["name"] in {"clipart", "wordnet"}]
+    for source in recipe["sources"]:
+        files = source["files"] if isinstance(source["files"], list) else [source["files"]]
+        source["files"] = [str(CORPUS / name) for name in files]
+        if "image_root" in source:
+            source["image_root"] = str(CORPUS / source["image_root"])
+    recipe["profiles"] = {"qwen25vl": {**recipe["profiles"]["qwen25vl"], "tokenizer": str(CORPUS / "tokenizer.json")}}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    pack_in_process(folder / "recipe.yaml", limit=12)
+    url = f"{recipe['output']}.limit-12"
+    assert index_in_process(Path(url)).exit_code == 0
+    return url
+
+
+def corpus_packs(url: str, sequence_length: int = 2048) -> list[PackedBatch]:
+    """Shuffled, one sample after the other until no more fit."""
+    encoder, tensors = open_stored(url, "qwen25vl").encoder, image_tensors("qwen2_5_vl")
+    table, reader = open_index(url, "qwen25vl"), BundleReader(url)
+    packs: list[list[PackSample]] = [[]]
+    for place in np.random.default_rng(0).permutation(table.num_rows).tolist():
+        row = table.row(place)
+        record = reader.read_record(row)
+        encoded = encoder.encode(record)
+        images = []
+        for span in encoded.image_spans:
+            entry = record["images"][span.index]
+            made = tensors.patches(reader.read(row.source, entry["bundle"], entry))
+            images.append(PatchImage(grid_thw=made.grid, pixels=made.pixels))
+        sample = replace(SAMPLES[0], sample_id=record["id"], source=row.source, encoded=encoded, images=tuple(images))
+        if sum(len(one.encoded.ids) for one in [*packs[-1], sample]) > sequence_length:
+            packs.append([])
+        packs[-1].append(replace(sample, num_text_tokens=row.num_text_tokens))
+    form = Patches(patch_bytes=588, merge_size=2)
+    return [build(samples, form=form, sequence_length=sequence_length, pad_id=0) for samples in packs]
+
+
+@pytest.fixture(scope="module")
+def packs(dataset: str) -> list[PackedBatch]:
+    return corpus_packs(dataset)
+
+
+def test_samples_of_the_corpus_do_not_see_each_other(packs: list[PackedBatch]) -> None:
+    torch.manual_seed(0)
+    model = TinyVlm(VlmSizes(vocab_size=8192), image_tensors("qwen2_5_vl").normalise_torch)
+    assert any(len(set(pack.sources)) == 2 for pack in packs)
+    assert max(difference_to_alone(model, pack) for pack in packs) < 1e-4
+
+
+class CorpusLoader(PacksInMemory):
+    """Opened as `PackLoader` is."""
+
+    packs: list[PackedBatch]
+    opened: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, dataset: str, profile: str, **settings: Any) -> CorpusLoader:
+        made = cls(cls.packs)
+        made.normalise = image_tensors("qwen2_5_vl").normalise_torch
+        cls.opened = {"dataset": dataset, "profile": profile, **settings}
+        return made
+
+
+@pytest.fixture
+def _deterministic() -> Iterator[None]:
+    """The script's own setting, which lasts."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_the_script_trains_on_the_corpus_and_resumes(
+    dataset: str, packs: list[PackedBatch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "PackLoader", CorpusLoader, raising=False)
+    CorpusLoader.packs = packs
+    words = ["--dataset", dataset, "--profile", "qwen25vl", "--sequence-length", "2048"]
+    words += ["--learning-rate", "3e-3", "--hidden", "32"]
+    at_once, resumed = ([*words, "--losses", str(tmp_path / name), "--save", str(tmp_path / f"{name}-save")] for name in "ab")
+    main([*at_once, "--steps", "40"])
+    main([*resumed, "--steps", "20"])
+    main([*resumed, "--steps", "40", "--resume"])
+    losses = losses_in(tmp_path / "a")
+    assert losses == losses_in(tmp_path / "b")
+    assert len(losses) == 40
+    assert losses[0] > math.log(8192) - 0.5
+    assert np.mean(losses[-len(packs) :]) < 0.75 * np.mean(losses[: len(packs)])
+    assert CorpusLoader.opened == {
+        "dataset": dataset,
+        "profile": "qwen25vl",
+        "sequence_length": 2048,
+        "max_patches_per_pack": 8192,
+        "rank": 0,
+        "world_size": 1,
+        "num_workers": 2,
+        "buffer_size": 1000,
+        "seed": 0,
+        "on_failure": "stop",
+    }
