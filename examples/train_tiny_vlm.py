@@ -204,7 +204,8 @@ def main(words: list[str] | None = None) -> None:
     from plugin import PackLoader, PackSettings  # after --help
 
     torch.use_deterministic_algorithms(True)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    starts_world = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if starts_world:
         dist.init_process_group("gloo")
     logging.basicConfig(level=logging.INFO if rank() == 0 else logging.WARNING, format="%(message)s")
     pack_settings = PackSettings(
@@ -224,7 +225,7 @@ def main(words: list[str] | None = None) -> None:
     settings = Settings(**{field.name: getattr(arguments, field.name) for field in fields(Settings)})
     with loader:
         train(loader, build_model(arguments, loader), settings)
-    if dist.is_initialized():
+    if starts_world:
         dist.destroy_process_group()
 
 

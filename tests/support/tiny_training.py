@@ -1,8 +1,7 @@
-"""Packs of the example model held in memory behind a loader's interface; as a program, a rank that trains on them."""
+"""The example model and packs of it, held in memory behind a loader's interface."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,9 +15,10 @@ from pack_samples import PATCHES, pack_sample, patch_image
 from plugin.batch import PackedBatch, PackSample, build
 from plugin.batch.torch_batch import TorchBatch
 
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
-from tiny_vlm import TinyVlm, VlmSizes
-from train_tiny_vlm import Settings, train
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path.append(str(EXAMPLES))
+from tiny_vlm import TinyVlm, VlmSizes  # noqa: E402
+from train_tiny_vlm import Settings, train  # noqa: E402
 
 SIZES = VlmSizes(vocab_size=100, patch_size=2, hidden=32)
 
@@ -82,20 +82,8 @@ class PacksInMemory:
         return f"{self.taken} packs"
 
 
-def _main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--accumulation", type=int)
-    parser.add_argument("--save", type=Path)
-    parser.add_argument("--save-every", type=int)
-    parser.add_argument("--losses", type=Path)
-    parser.add_argument("--resume", action="store_true")
-    arguments = parser.parse_args()
-    dist.init_process_group("gloo")
+def train_in_memory(settings: Settings) -> list[float]:
+    """On this rank, in a world that stands."""
+    torch.set_num_threads(1)
     loader = PacksInMemory(some_packs(12), rank=dist.get_rank(), world_size=dist.get_world_size())
-    train(loader, new_model(), Settings(**vars(arguments)))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _main()
+    return train(loader, new_model(), settings)
