@@ -183,11 +183,9 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
 
     def _is_running_low(self) -> bool:
         """Time for a plan: before the last packs of the one before are built, so that its first ones are read in time, but not
-        while that would leave little to choose from.
+        while that would leave little to choose from. Not by `packs_ahead`: which samples share a pack must not depend on reading.
         """
-        if not self._planned_lengths:
-            return True
-        return len(self._planned_lengths) < self._settings.packs_ahead and len(self._planned.buffer) <= self._buffer_size // 8
+        return len(self._planned.buffer) <= self._buffer_size // 8
 
     def _plan(self) -> None:
         if not self._waiting.buffer:
@@ -258,6 +256,10 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
             pack = self._packer.pack_selected_samples(samples)
         return set_sample_restore_key(pack, index, *keys, src=self)
 
+    def identity(self) -> dict[str, int]:
+        """What decides which samples share a pack, beside the limits: a restored stream builds packs again by these."""
+        return {"buffer_size": self._buffer_size, "shuffle_size": self._shuffle_size, "max_age": self._settings.max_age}
+
     def len_worker(self, worker_idx: int | None = None) -> int:
         """Samples, not packs: how many packs they make is known when they are made."""
         length: int = self.dataset.len_worker(worker_idx)
@@ -266,8 +268,7 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
     def config(self) -> dict[str, Any]:
         return {
             "type": type(self).__qualname__,
-            "buffer_size": self._buffer_size,
-            "shuffle_size": self._shuffle_size,
+            **self.identity(),
             "worker_config": self.worker_config.config(),
             "dataset": self.dataset.config(),
         }

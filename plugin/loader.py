@@ -14,11 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from megatron.energon import ConcatDataset, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 
 from packer.format import layout
 from packer.format.errors import UsageError
 from packer.storage import join_url
+from plugin.batch.checks import texts
 from plugin.batch.torch_batch import TorchBatch
 from plugin.carry_over import CarryOverPackingDataset
 from plugin.counters import StreamCounters, difference, line
@@ -51,7 +53,8 @@ class PackLoader:
 
         `open` makes both; this is for blends, epochs and splits of your own.
         """
-        if _wrapped(loader.dataset, CarryOverPackingDataset) is None:
+        self._packing = _wrapped(loader.dataset, CarryOverPackingDataset)
+        if self._packing is None:
             raise UsageError(f"found a loader over {loader.dataset}, expected one whose dataset a `PackingTaskEncoder` made")
         self._loader = loader
         self.encoder = encoder
@@ -67,7 +70,8 @@ class PackLoader:
         self._asking = threading.Lock()
         self._counters = StreamCounters()
         self._reported = self._counters.totals()
-        self._ids: OrderedDict[int, tuple[str, ...]] = OrderedDict()
+        self._ids: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
+        """As they stand in the packs: strings would take several times as much."""
         self.num_packs = 0
         """Handed out, counting on over a resume."""
         self.restore_key: tuple[Any, ...] | None = None
@@ -154,7 +158,7 @@ class PackLoader:
             logger.warning("on_failure %r: %s", self.encoder.settings.on_failure, failure)
         self._counters.add(batch, num_failures=len(pack.failures), wait_seconds=waited)
         self._counters.hear(pack.worker, pack.refused, pack.reading)
-        self._ids[self.num_packs] = batch.sample_ids
+        self._ids[self.num_packs] = batch.sample_id_bytes.tobytes(), batch.sample_id_offsets.tobytes()
         if len(self._ids) > REMEMBERED_PACKS:
             self._ids.popitem(last=False)
         self.num_packs += 1
@@ -212,10 +216,11 @@ class PackLoader:
             UsageError: it is not out yet, or too long ago.
         """
         try:
-            return self._ids[pack_index]
+            blob, offsets = self._ids[pack_index]
         except KeyError:
             known = f"{next(iter(self._ids))} to {self.num_packs - 1}" if self._ids else "none"
             raise UsageError(f"found pack {pack_index}, expected one of those whose ids are kept: {known}") from None
+        return texts(np.frombuffer(blob, np.uint8), np.frombuffer(offsets, np.int64))
 
     def counters(self) -> dict[str, Any]:
         """Since this process began to iterate: see `StreamCounters.totals`."""
@@ -263,8 +268,8 @@ class PackLoader:
             )
         self._loader.restore_state_rank(known["energon"])
         if self.num_workers and known["energon"] is not None:
-            packing = _wrapped(self._loader.dataset, CarryOverPackingDataset)
-            packing.num_replayed = {worker: saved.offset for worker, saved in enumerate(known["energon"].worker_states)}
+            saved = known["energon"].worker_states
+            self._packing.num_replayed = {worker: state.offset for worker, state in enumerate(saved)}
         self.num_packs = known["num_packs"]
         if known["is_between_epochs"]:
             self._skip_ended_epoch()
@@ -293,6 +298,7 @@ class PackLoader:
             "profile": self.encoder.builder.profile,
             "profile_fingerprint": self.fingerprint,
             "limits": self.encoder.limits.state(),
+            "choice": self._packing.identity(),
             "sources": sources_of(self._loader.dataset.config()),
         }
 

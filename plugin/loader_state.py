@@ -21,6 +21,7 @@ _WAYS_OUT = {
     "profile": "resume with that profile",
     "profile_fingerprint": "the profile counts otherwise now; resume with the index that was trained on",
     "sources": "the samples of these sources are others now (packed or indexed again, other exclusion lists, another blend)",
+    "choice": "other samples would share packs; keep these settings",
     "limits": "packs were planned with other limits; keep to those",
 }
 

@@ -157,8 +157,8 @@ class Engine:
             self._finish(job)
 
     def _wake_threads(self, num_tasks: int) -> None:
-        num_idle = sum(worker.task is None for worker in self._workers)
-        for _ in range(min(num_tasks - num_idle, self._limits.num_threads - len(self._workers))):
+        # All at once, and again only in the place of those that were given up: their number says nothing of the load.
+        for _ in range(self._limits.num_threads - len(self._workers) if num_tasks else 0):
             worker = Worker()
             worker.thread = threading.Thread(target=self._run, args=(worker,), name="bayplan-prefetch", daemon=True)
             worker.thread.start()

@@ -135,6 +135,12 @@ class BalancedLoader:
             self._source.restore_state(position.snapshot)
         self._start, self._yielded, self._is_restored = position, position.yielded, True
 
+    def close(self) -> None:
+        """End the thread and the connections; before the source is closed. No pack comes after it."""
+        self._is_ended = True
+        if self._worker is not None:
+            self._worker.stop_at_exit()
+
     @property
     def counters(self) -> Counters:
         """Of the global batch that the last pack belongs to."""

@@ -172,6 +172,12 @@ def test_packs_without_an_image_get_one_if_asked(url: str) -> None:
         ({"rank": 1, "world_size": 4}, "found rank 0 in the state, 1 here.*found world_size 2 in the state, 4 here"),
         ({"num_workers": 1}, "found num_workers 0 in the state, 1 here: resume with as many"),
         ({"seed": 3}, "found seed 0 in the state, 3 here"),
+        (
+            {"settings": replace(SETTINGS, buffer_size=50)},
+            "found choice {'buffer_size': 40} in the state, {'buffer_size': 50} here",
+        ),
+        ({"settings": replace(SETTINGS, max_age=2)}, "'max_age': 5} in the state, {'max_age': 2} here: other samples"),
+        ({"shuffle_buffer_size": None}, "'shuffle_size': 20} in the state, {'shuffle_size': 1} here"),
         ({"settings": replace(SETTINGS, sequence_length=128)}, "'sequence_length': 256.* in the state, .*128"),
         ({"settings": replace(SETTINGS, max_patches_per_pack=64)}, "'max_patches': 512.* in the state, .*64"),
     ],
@@ -286,3 +292,15 @@ def test_a_pass_over_val_is_every_held_out_sample_once_and_is_not_resumed_in_its
 def test_a_loader_of_no_packs_is_refused(epochs: Epochs) -> None:
     with pytest.raises(UsageError, match="whose dataset a `PackingTaskEncoder` made"):
         PackLoader(SimpleNamespace(dataset=None), epochs.encoder)
+
+
+@pytest.mark.parametrize("change", [{"packs_ahead": 9}, {"packs_ahead": 1}, {"num_threads": 1}, {"prefetch_bytes": 1000}])
+def test_a_run_may_resume_with_other_settings_of_reading(url: str, change: dict[str, int]) -> None:
+    """Which samples share a pack does not depend on them: packs a worker builds again would be others, and samples be lost."""
+    with opened(url) as stream:
+        digests(stream, 15)
+        state = stream.save_state()
+        whole = digests(stream, 40)
+    with opened(url, replace(SETTINGS, **change)) as other:
+        other.restore_state(state)
+        assert digests(other, 40) == whole

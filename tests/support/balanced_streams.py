@@ -36,6 +36,7 @@ def streams(url: str, num_workers: int, mode: str) -> Iterator[tuple[Any, Any]]:
             sequence_length=settings.sequence_length,
         )
         yield inner, balanced
+        balanced.close()
 
 
 def arrival(url: str, number: int) -> list[str]:
