@@ -28,10 +28,10 @@ def make_corpus(folder: Path, kind: str) -> Path:
     names = []
     for number in range(num_icons):
         names.append(f"{kind}/i{number:05d}.png")
-        (folder / names[-1]).write_bytes(_unique_png(icons[number % 8], number))
+        (folder / names[-1]).write_bytes(unique_png(icons[number % 8], number))
     for number in range(num_photos):
         names.append(f"{kind}/p{number:05d}.jpg")
-        (folder / names[-1]).write_bytes(_unique_jpeg(photos[number % 8], number))
+        (folder / names[-1]).write_bytes(unique_jpeg(photos[number % 8], number))
     random.Random(1).shuffle(names)
     rows = (json.dumps({"image_path": name, "caption": f"a picture called {name}"}) for name in names)
     lines.write_text("\n".join(rows) + "\n")
@@ -45,12 +45,12 @@ def _encoded(width: int, height: int, kind: str, seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def _unique_png(data: bytes, number: int) -> bytes:
+def unique_png(data: bytes, number: int) -> bytes:
     body = b"tEXt" + b"Comment\0" + str(number).encode()
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return data[:33] + chunk + data[33:]
 
 
-def _unique_jpeg(data: bytes, number: int) -> bytes:
+def unique_jpeg(data: bytes, number: int) -> bytes:
     comment = str(number).encode()
     return data[:2] + b"\xff\xfe" + struct.pack(">H", len(comment) + 2) + comment + data[2:]

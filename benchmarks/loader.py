@@ -1,143 +1,279 @@
-"""Samples a second into packs: ours against stock Energon; and how much of a slow store's latency a trainer does not see.
+"""Our loader against stock Energon over JSONL with loose images and over tars, on a local disk and from a store with latency.
 
-    PYTHONPATH=. python benchmarks/loader.py [--samples 2000] [--runs 3] [--workers 0 2] [--scratch FOLDER]
+    PYTHONPATH=. python benchmarks/loader.py [--runs 3] [--samples 2500] [--scratch FOLDER]
 
-All contestants encode, decode, plan and build packs with the same code; they differ in where samples come from and when they are
-read. Without decoding, files are read and pixels left out. Measured from asking for the first pack on, so that every contestant
-fills its buffer within its time. Store: each read takes 20 ms, the trainer sleeps 50 ms a pack.
+Same samples, encoder, decoding, packing plan, buffer and form of packs. First packs are drawn as fast as they come; then a trainer
+"computes" (sleeps) for a while with each. All files are in the page cache. Random reads of images against `os.pread` are `reader.py`'s.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fsspec
-from fsspec.spec import AbstractFileSystem
-from loader_data import PROFILE, make_dataset, make_loose, make_shards
-from loader_peers import cook_loose, cook_shard, open_peer
 from rich.console import Console
 from rich.table import Table
 
-from plugin import BundleReader, PackLoader, PackSettings
-
-SIDES = (64, 256)
-SETTINGS = PackSettings(sequence_length=4096, buffer_size=500)
-LATENCY_SECONDS, COMPUTE_SECONDS = 0.020, 0.050
-NUM_PACKS, NUM_ALONE = 40, 10
-"""Packs with reads ahead, and packs with reads one after the other, which take long."""
-
-Open = Callable[[], tuple[Any, Iterator[Any]]]
-"""Opens a loader and its packs."""
+COMPUTE_SECONDS = 0.100
+LOCAL, STORE = "local disk", "store"
 
 
-class SlowFileSystem(AbstractFileSystem):
-    """slow://: a local folder whose every read takes the latency."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is measured of one stream."""
 
-    protocol = "slow"
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
-        time.sleep(LATENCY_SECONDS)
-        with open(path, "rb") as file:
-            first = start or 0
-            return os.pread(file.fileno(), (os.fstat(file.fileno()).st_size if end is None else end) - first, first)
-
-    def info(self, path: str, **options: Any) -> dict[str, Any]:
-        return {"name": path, "size": os.stat(path).st_size, "type": "file"}
+    buffer_size: int
+    shuffle_size: int
+    num_warm: int
+    num_packs: int
+    num_trained: int
 
 
-fsspec.register_implementation("slow", SlowFileSystem, clobber=True)
+EFFORTS = {LOCAL: Effort(buffer_size=200, shuffle_size=100, num_warm=30, num_packs=60, num_trained=24)}
+EFFORTS[STORE] = Effort(buffer_size=60, shuffle_size=30, num_warm=4, num_packs=16, num_trained=16)
+SETTLING_PACKS = 6
+"""Of the trained ones: until the queue is as full as it gets."""
 
 
-def open_ours(dataset: str, num_workers: int, decodes: bool) -> tuple[PackLoader, Iterator[Any]]:
-    loader = PackLoader.open(dataset, PROFILE, SETTINGS, num_workers=num_workers, shuffle_buffer_size=500)
-    if not decodes:
-        builder = loader.encoder.builder
-        builder._samples = replace(builder._samples, with_pixels=False)
-    return loader, loader
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A row of the table."""
+
+    place: str
+    decodes: bool
+    num_workers: int
+    contestant: str
+    max_runs: int = field(default=99, compare=False)
 
 
-def samples_a_second(open_packs: Open, num_samples: int) -> float:
-    loader, packs = open_packs()
-    started, found = time.perf_counter(), 0
-    while found < num_samples:
-        found += len(next(packs).batch.sample_ids)
-    rate = found / (time.perf_counter() - started)
-    if isinstance(loader, PackLoader):
-        loader.close()
-    return rate
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    first_seconds: float
+    samples_per_second: float
+    packs_per_second: float
+    wait_seconds: float
+    """Of the trainer, for one pack."""
+    num_requests: float
+    """For one pack."""
+    peak_mib: float
+    """Private memory of all processes."""
 
 
-def local(dataset: str, folder: Path, *, num_samples: int, runs: int, all_workers: list[int]) -> Table:
-    loose, shards = make_loose(dataset, folder / "loose"), make_shards(dataset, folder / "shards")
-    table = Table(title=f"samples/s, median of {runs}; in brackets: ours over this, median of the rounds")
-    for column in ("decoding", "workers", "ours", "Energon, JSONL and files", "Energon, shards"):
-        table.add_column(column, justify="right")
-    for decodes in (True, False):
-        for number in all_workers:
-            ways: list[Open] = [
-                partial(open_ours, dataset, number, decodes),
-                partial(open_peer, loose, dataset, SETTINGS, cook_loose, num_workers=number, decodes=decodes),
-                partial(open_peer, shards, dataset, SETTINGS, cook_shard, num_workers=number, decodes=decodes),
-            ]
-            rounds = [[samples_a_second(way, num_samples) for way in ways] for _ in range(runs)]
-            rates = [statistics.median(rates) for rates in zip(*rounds, strict=True)]
-            ratios = [statistics.median(one[0] / one[place] for one in rounds) for place in range(len(ways))]
-            cells = [f"{rate:,.0f} ({ratio:.2f})" for rate, ratio in zip(rates, ratios, strict=True)]
-            table.add_row("on" if decodes else "off", str(number), *cells)
-    return table
+@dataclass(slots=True, kw_only=True)
+class Ground:
+    """What the cases run on."""
+
+    local: Any
+    address: str | None = None
+    found: dict[Case, list[Measured]] = field(default_factory=dict)
 
 
-def store(dataset: str, runs: int) -> Table:
-    table = Table(
-        title=f"{NUM_PACKS} packs from a store of 20 ms a read; the trainer sleeps {COMPUTE_SECONDS * 1e3:.0f} ms a pack"
+def cases() -> list[Case]:
+    from loader_contestants import CONTESTANTS, OURS
+
+    local = [
+        Case(place=LOCAL, decodes=decodes, num_workers=workers, contestant=name)
+        for decodes, workers, name in itertools.product((False, True), (0, 2), (OURS, "energon jsonl", "energon tars"))
+    ]
+    store = [
+        # Those that wait for every read take half a minute; one run tells enough.
+        Case(place=STORE, decodes=decodes, num_workers=2, contestant=name, max_runs=1 if _is_slow(name) else 99)
+        for decodes, name in itertools.product((False, True), CONTESTANTS)
+    ]
+    return local + store
+
+
+def _is_slow(contestant: str) -> bool:
+    return contestant in ("energon jsonl", "energon tars, large")
+
+
+def measure(case: Case, ground: Ground) -> Measured:
+    """One stream, in this process and its workers."""
+    from loader_contestants import Layouts, Run, packs_of
+    from loader_store import PROFILE, num_requests
+
+    from plugin.settings import PackSettings
+
+    effort = EFFORTS[case.place]
+    run = Run(
+        contestant=case.contestant,
+        layouts=ground.local if case.place == LOCAL else Layouts(root=f"msc://{PROFILE}"),
+        profile_url=ground.local.ours,
+        settings=PackSettings(sequence_length=4096, max_patches_per_pack=16384, buffer_size=effort.buffer_size),
+        decodes=case.decodes,
+        num_workers=case.num_workers,
+        shuffle_size=effort.shuffle_size,
     )
-    for column in ("how", "waiting for files a pack, ms", "hidden"):
-        table.add_column(column, justify="right")
-    alone = _read_wait(dataset, replace(SETTINGS, packs_ahead=1, num_threads=1), NUM_ALONE)
-    table.add_row("one read after the other", f"{alone * 1e3:.1f}", "0")
-    for ahead in (1, 2, 4):
-        settings = replace(SETTINGS, packs_ahead=ahead)
-        wait = statistics.median(_read_wait(dataset, settings, NUM_PACKS) for _ in range(runs))
-        table.add_row(f"16 threads, packs_ahead {ahead}", f"{wait * 1e3:.1f}", f"{1 - wait / alone:.1%}")
-    return table
+    started = time.perf_counter()
+    packs = packs_of(run)
+    next(packs)
+    first_seconds = time.perf_counter() - started
+    for _ in range(effort.num_warm):
+        next(packs)
+    started = time.perf_counter()
+    num_samples = sum(next(packs).batch.num_samples for _ in range(effort.num_packs))
+    seconds = time.perf_counter() - started
+    trained(packs, SETTLING_PACKS)
+    asked = num_requests(ground.address) if case.place == STORE and ground.address else 0
+    wait = trained(packs, effort.num_trained)
+    asked = num_requests(ground.address) - asked if case.place == STORE and ground.address else 0
+    return Measured(
+        first_seconds=first_seconds,
+        samples_per_second=num_samples / seconds,
+        packs_per_second=effort.num_packs / seconds,
+        wait_seconds=wait / effort.num_trained,
+        num_requests=asked / effort.num_trained,
+        peak_mib=private_mib([os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]),
+    )
 
 
-def _read_wait(dataset: str, settings: PackSettings, num_packs: int) -> float:
-    """Seconds a pack; that of the first pack, which nothing can hide, counts too."""
-    with PackLoader.open(dataset, PROFILE, settings, num_workers=0, shuffle_buffer_size=500) as loader:
-        builder = loader.encoder.builder
-        builder.reader = BundleReader(f"slow://{dataset}")
-        builder._pool = builder._new_pool()
-        for _ in range(num_packs):
-            next(loader)
-            time.sleep(COMPUTE_SECONDS)
-        return builder.counters()["wait_seconds"] / num_packs
+def trained(packs: Iterator[Any], number: int) -> float:
+    """Seconds that a trainer waited for so many packs."""
+    waited = 0.0
+    for _ in range(number):
+        started = time.perf_counter()
+        next(packs)
+        waited += time.perf_counter() - started
+        time.sleep(COMPUTE_SECONDS)
+    return waited
+
+
+def private_mib(processes: Sequence[int]) -> float:
+    lines = [line for one in processes for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def in_child(work: Callable[[], Measured]) -> Measured:
+    """In a process of its own, forked so that nothing is imported again; what Energon prints is dropped."""
+    context: Any = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(work, theirs))
+    child.start()
+    theirs.close()
+    found = ours.recv()
+    child.join()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return found
+
+
+def _child(work: Callable[[], Measured], connection: Any) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    try:
+        connection.send(work())
+    except BaseException:
+        connection.send(traceback.format_exc())
+    connection.close()
+    for worker in multiprocessing.active_children():
+        worker.kill()  # Energon's own way out takes a second for each
+    os._exit(0)
+
+
+def warm(folder: Path) -> None:
+    """Read every file once; holes are not worth it."""
+    for path in folder.rglob("*"):
+        if path.is_file() and "large" not in path.parent.name:
+            path.read_bytes()
+
+
+def run_all(ground: Ground, runs: int, wanted: Sequence[Case]) -> None:
+    for number in range(runs):
+        for case in wanted:
+            if number < case.max_runs:
+                ground.found.setdefault(case, []).append(in_child(lambda case=case: measure(case, ground)))
+                print(f"{number + 1}/{runs} {case} {ground.found[case][-1]}", file=sys.stderr)
+
+
+def table(ground: Ground, place: str) -> Table:
+    shown = Table(title=f"{place}; a trainer that computes {COMPUTE_SECONDS * 1e3:.0f} ms a pack")
+    columns = ["decoding", "workers", "contestant", "samples/s", "packs/s", "ours / this", "first pack, s", "data wait", "MiB"]
+    for column in columns + (["requests a pack", "latency hidden"] if place == STORE else []):
+        shown.add_column(column, justify="left" if column == "contestant" else "right")
+    for case, found in ground.found.items():
+        if case.place == place:
+            shown.add_row(*_cells(ground, case, found))
+    return shown
+
+
+def _cells(ground: Ground, case: Case, found: Sequence[Measured]) -> list[str]:
+    ours = ground.found[_like(case, contestant="ours")]
+    # Contestants ran in turn, so the ratio of each round is free of what the machine did in between.
+    ratio = statistics.median(a.samples_per_second / b.samples_per_second for a, b in zip(ours, found, strict=False))
+    wait = _median(found, "wait_seconds")
+    cells = [
+        "on" if case.decodes else "off",
+        str(case.num_workers),
+        case.contestant,
+        f"{_median(found, 'samples_per_second'):,.0f}",
+        f"{_median(found, 'packs_per_second'):,.1f}",
+        f"{ratio:.2f}",
+        f"{_median(found, 'first_seconds'):.1f}",
+        f"{wait / (wait + COMPUTE_SECONDS):.1%}",
+        f"{_median(found, 'peak_mib'):,.0f}",
+    ]
+    if case.place == STORE:
+        cells += [f"{_median(found, 'num_requests'):.1f}", _hidden(ground, case, found)]
+    return cells
+
+
+def _hidden(ground: Ground, case: Case, found: Sequence[Measured]) -> str:
+    """Of the seconds the store made its clients wait for a pack: what the trainer did not see, beyond its wait on a local disk."""
+    from loader_store import LATENCY_SECONDS
+
+    local = ground.found.get(_like(case, place=LOCAL, contestant=case.contestant.partition(",")[0]))
+    latency = _median(found, "num_requests") * LATENCY_SECONDS
+    if not local or not latency:
+        return "-"
+    return f"{1 - max(0.0, _median(found, 'wait_seconds') - _median(local, 'wait_seconds')) / latency:.1%}"
+
+
+def _like(case: Case, *, place: str | None = None, contestant: str) -> Case:
+    return Case(place=place or case.place, decodes=case.decodes, num_workers=case.num_workers, contestant=contestant)
+
+
+def _median(found: Sequence[Measured], name: str) -> float:
+    return statistics.median(getattr(one, name) for one in found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
-    parser.add_argument("--scratch", type=Path, help="a folder for the samples; a temporary one when not given")
+    parser.add_argument("--samples", type=int, default=2500, help="documents, each about 100 KB, in four layouts")
+    parser.add_argument("--scratch", type=Path, help="a folder for the layouts; a temporary one when not given")
+    parser.add_argument("--only", default="", help="cases whose place, contestant or `decodes=...` holds this")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # torch on pinned memory without a device
     console = Console(width=150)
-    with tempfile.TemporaryDirectory(prefix="bayplan-loader-", dir=options.scratch) as name:
-        dataset = make_dataset(Path(name) / "ours", options.samples, SIDES)
-        console.print(store(dataset, options.runs))
-        arguments = {"num_samples": options.samples, "runs": options.runs, "all_workers": options.workers}
-        console.print(local(dataset, Path(name), **arguments))
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="bayplan-loader-", dir=options.scratch) as scratch:
+        os.environ["ENERGON_LOCAL_COPY_TMP_DIR"] = f"{scratch}/copies"
+        from loader_corpus import write_documents
+        from loader_store import serving
+
+        root = Path(scratch) / "samples"
+        root.mkdir()
+        layouts = write_documents(root, options.samples)
+        warm(root)
+        wanted = [case for case in cases() if options.only in str(case)]
+        ground = Ground(local=layouts)
+        with serving(root) as ground.address:
+            run_all(ground, options.runs, wanted)
+        for place in (LOCAL, STORE):
+            if any(case.place == place for case in ground.found):
+                console.print(table(ground, place))
+    console.print(f"{time.perf_counter() - started:.0f} s in all")
 
 
 if __name__ == "__main__":
