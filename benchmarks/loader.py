@@ -1,9 +1,10 @@
-"""Our loader against stock Energon over JSONL with loose images and over tars, on a local disk and from a store with latency.
+"""Our loader against stock Energon over JSONL with loose images and over tars: from a local disk, and from a store with latency.
 
     PYTHONPATH=. python benchmarks/loader.py [--runs 3] [--samples 2500] [--scratch FOLDER]
 
-Same samples, encoder, decoding, packing plan, buffer and form of packs. First packs are drawn as fast as they come; then a trainer
-"computes" (sleeps) for a while with each. All files are in the page cache. Random reads of images against `os.pread` are `reader.py`'s.
+Same samples, encoder, decoding, packing plan, buffer and form of packs. First packs are drawn as fast as they come; then a
+trainer "computes" (sleeps) for a while with each. All files are in the page cache. Random reads of images against `os.pread`
+are `reader.py`'s.
 """
 
 from __future__ import annotations
@@ -40,8 +41,13 @@ class Effort:
     num_trained: int
 
 
-EFFORTS = {LOCAL: Effort(buffer_size=200, shuffle_size=100, num_warm=30, num_packs=60, num_trained=24)}
-EFFORTS[STORE] = Effort(buffer_size=60, shuffle_size=30, num_warm=4, num_packs=16, num_trained=16)
+EFFORTS = {
+    # Place, decoding -> effort. A pack takes 4 ms without decoding and 60 ms with it, and up to a second from the store.
+    (LOCAL, False): Effort(buffer_size=200, shuffle_size=100, num_warm=40, num_packs=250, num_trained=24),
+    (LOCAL, True): Effort(buffer_size=200, shuffle_size=100, num_warm=20, num_packs=60, num_trained=24),
+    (STORE, False): Effort(buffer_size=60, shuffle_size=30, num_warm=6, num_packs=20, num_trained=16),
+    (STORE, True): Effort(buffer_size=60, shuffle_size=30, num_warm=6, num_packs=20, num_trained=16),
+}
 SETTLING_PACKS = 6
 """Of the trained ones: until the queue is as full as it gets."""
 
@@ -61,6 +67,8 @@ class Case:
 class Measured:
     first_seconds: float
     samples_per_second: float
+    tokens_per_second: float
+    """Real ones: within a short while one contestant may give larger samples than another."""
     packs_per_second: float
     wait_seconds: float
     """Of the trainer, for one pack."""
@@ -105,7 +113,7 @@ def measure(case: Case, ground: Ground) -> Measured:
 
     from plugin.settings import PackSettings
 
-    effort = EFFORTS[case.place]
+    effort = EFFORTS[case.place, case.decodes]
     run = Run(
         contestant=case.contestant,
         layouts=ground.local if case.place == LOCAL else Layouts(root=f"msc://{PROFILE}"),
@@ -122,7 +130,7 @@ def measure(case: Case, ground: Ground) -> Measured:
     for _ in range(effort.num_warm):
         next(packs)
     started = time.perf_counter()
-    num_samples = sum(next(packs).batch.num_samples for _ in range(effort.num_packs))
+    drawn = [counted(next(packs)) for _ in range(effort.num_packs)]
     seconds = time.perf_counter() - started
     trained(packs, SETTLING_PACKS)
     asked = num_requests(ground.address) if case.place == STORE and ground.address else 0
@@ -130,12 +138,18 @@ def measure(case: Case, ground: Ground) -> Measured:
     asked = num_requests(ground.address) - asked if case.place == STORE and ground.address else 0
     return Measured(
         first_seconds=first_seconds,
-        samples_per_second=num_samples / seconds,
+        samples_per_second=sum(samples for samples, _ in drawn) / seconds,
+        tokens_per_second=sum(tokens for _, tokens in drawn) / seconds,
         packs_per_second=effort.num_packs / seconds,
         wait_seconds=wait / effort.num_trained,
         num_requests=asked / effort.num_trained,
         peak_mib=private_mib([os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]),
     )
+
+
+def counted(pack: Any) -> tuple[int, int]:
+    """Samples and real tokens of a pack."""
+    return pack.batch.num_samples, int(pack.batch.cu_seqlens[-1])
 
 
 def trained(packs: Iterator[Any], number: int) -> float:
@@ -199,7 +213,18 @@ def run_all(ground: Ground, runs: int, wanted: Sequence[Case]) -> None:
 
 def table(ground: Ground, place: str) -> Table:
     shown = Table(title=f"{place}; a trainer that computes {COMPUTE_SECONDS * 1e3:.0f} ms a pack")
-    columns = ["decoding", "workers", "contestant", "samples/s", "packs/s", "ours / this", "first pack, s", "data wait", "MiB"]
+    columns = [
+        "decoding",
+        "workers",
+        "contestant",
+        "samples/s",
+        "packs/s",
+        "k tokens/s",
+        "ours / this",
+        "first pack, s",
+        "data wait",
+        "MiB",
+    ]
     for column in columns + (["requests a pack", "latency hidden"] if place == STORE else []):
         shown.add_column(column, justify="left" if column == "contestant" else "right")
     for case, found in ground.found.items():
@@ -211,7 +236,7 @@ def table(ground: Ground, place: str) -> Table:
 def _cells(ground: Ground, case: Case, found: Sequence[Measured]) -> list[str]:
     ours = ground.found[_like(case, contestant="ours")]
     # Contestants ran in turn, so the ratio of each round is free of what the machine did in between.
-    ratio = statistics.median(a.samples_per_second / b.samples_per_second for a, b in zip(ours, found, strict=False))
+    ratio = statistics.median(a.tokens_per_second / b.tokens_per_second for a, b in zip(ours, found, strict=False))
     wait = _median(found, "wait_seconds")
     cells = [
         "on" if case.decodes else "off",
@@ -219,6 +244,7 @@ def _cells(ground: Ground, case: Case, found: Sequence[Measured]) -> list[str]:
         case.contestant,
         f"{_median(found, 'samples_per_second'):,.0f}",
         f"{_median(found, 'packs_per_second'):,.1f}",
+        f"{_median(found, 'tokens_per_second') / 1e3:,.0f}",
         f"{ratio:.2f}",
         f"{_median(found, 'first_seconds'):.1f}",
         f"{wait / (wait + COMPUTE_SECONDS):.1%}",
@@ -230,7 +256,7 @@ def _cells(ground: Ground, case: Case, found: Sequence[Measured]) -> list[str]:
 
 
 def _hidden(ground: Ground, case: Case, found: Sequence[Measured]) -> str:
-    """Of the seconds the store made its clients wait for a pack: what the trainer did not see, beyond its wait on a local disk."""
+    """Of the seconds that requests for a pack took: what the trainer did not see, beyond its wait on a local disk."""
     from loader_store import LATENCY_SECONDS
 
     local = ground.found.get(_like(case, place=LOCAL, contestant=case.contestant.partition(",")[0]))
