@@ -3,8 +3,8 @@
     PYTHONPATH=. python benchmarks/loader.py [--runs 3] [--samples 2500] [--scratch FOLDER]
 
 Same samples, encoder, decoding, packing plan, buffer and form of packs. First packs are drawn as fast as they come; then a
-trainer "computes" (sleeps) for a while with each. All files are in the page cache. Random reads of images against `os.pread`
-are `reader.py`'s.
+trainer "computes" (sleeps) for a while with each. Before each stream all files are put into the page cache, or out of it.
+Random reads of images against `os.pread` are `reader.py`'s.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 COMPUTE_SECONDS = 0.100
-LOCAL, STORE = "local disk", "store"
+LOCAL, COLD, STORE = "local disk, page cache warm", "local disk, page cache dropped", "store"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +44,7 @@ EFFORTS = {
     # Place, decoding -> effort. A pack takes 4 ms without decoding and 60 ms with it, and up to a second from the store.
     (LOCAL, False): Effort(buffer_size=200, shuffle_size=100, num_warm=40, num_packs=250, num_trained=24),
     (LOCAL, True): Effort(buffer_size=200, shuffle_size=100, num_warm=20, num_packs=60, num_trained=24),
+    (COLD, False): Effort(buffer_size=200, shuffle_size=100, num_warm=20, num_packs=120, num_trained=24),
     (STORE, False): Effort(buffer_size=60, shuffle_size=30, num_warm=6, num_packs=20, num_trained=16),
     (STORE, True): Effort(buffer_size=60, shuffle_size=30, num_warm=6, num_packs=20, num_trained=16),
 }
@@ -94,12 +94,16 @@ def cases() -> list[Case]:
         Case(place=LOCAL, decodes=decodes, num_workers=workers, contestant=name)
         for decodes, workers, name in itertools.product((False, True), (0, 2), (OURS, "energon jsonl", "energon tars"))
     ]
+    cold = [
+        Case(place=COLD, decodes=False, num_workers=workers, contestant=name)
+        for workers, name in itertools.product((0, 2), (OURS, "energon jsonl", "energon tars"))
+    ]
     store = [
         # Those that wait for every read take half a minute; one run tells enough.
         Case(place=STORE, decodes=decodes, num_workers=2, contestant=name, max_runs=1 if _is_slow(name) else 99)
         for decodes, name in itertools.product((False, True), CONTESTANTS)
     ]
-    return local + store
+    return local + cold + store
 
 
 def _is_slow(contestant: str) -> bool:
@@ -116,7 +120,7 @@ def measure(case: Case, ground: Ground) -> Measured:
     effort = EFFORTS[case.place, case.decodes]
     run = Run(
         contestant=case.contestant,
-        layouts=ground.local if case.place == LOCAL else Layouts(root=f"msc://{PROFILE}"),
+        layouts=Layouts(root=f"msc://{PROFILE}") if case.place == STORE else ground.local,
         profile_url=ground.local.ours,
         settings=PackSettings(sequence_length=4096, max_patches_per_pack=16384, buffer_size=effort.buffer_size),
         decodes=case.decodes,
@@ -168,45 +172,25 @@ def private_mib(processes: Sequence[int]) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
-def in_child(work: Callable[[], Measured]) -> Measured:
-    """In a process of its own, forked so that nothing is imported again; what Energon prints is dropped."""
-    context: Any = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(work, theirs))
-    child.start()
-    theirs.close()
-    found = ours.recv()
-    child.join()
-    if isinstance(found, str):
-        raise RuntimeError(found)
-    return found
-
-
-def _child(work: Callable[[], Measured], connection: Any) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        os.dup2(nowhere, descriptor)
-    try:
-        connection.send(work())
-    except BaseException:
-        connection.send(traceback.format_exc())
-    connection.close()
-    for worker in multiprocessing.active_children():
-        worker.kill()  # Energon's own way out takes a second for each
-    os._exit(0)
-
-
-def warm(folder: Path) -> None:
-    """Read every file once; holes are not worth it."""
+def set_cache(folder: Path, *, cold: bool) -> None:
+    """Put every file into the page cache, or its pages out of it. The padding of the large tar is not worth it."""
     for path in folder.rglob("*"):
         if path.is_file() and "large" not in path.parent.name:
-            path.read_bytes()
+            with open(path, "rb") as file:
+                if cold:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                else:
+                    file.read()
 
 
 def run_all(ground: Ground, runs: int, wanted: Sequence[Case]) -> None:
+    from loader_contestants import CONTESTANTS  # noqa: F401  once, here, and in no child
+    from loader_corpus import in_child
+
     for number in range(runs):
         for case in wanted:
             if number < case.max_runs:
+                set_cache(Path(ground.local.root), cold=case.place == COLD)
                 ground.found.setdefault(case, []).append(in_child(lambda case=case: measure(case, ground)))
                 print(f"{number + 1}/{runs} {case} {ground.found[case][-1]}", file=sys.stderr)
 
@@ -285,18 +269,18 @@ def main() -> None:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bayplan-loader-", dir=options.scratch) as scratch:
         os.environ["ENERGON_LOCAL_COPY_TMP_DIR"] = f"{scratch}/copies"
-        from loader_corpus import write_documents
+        from loader_corpus import in_child, write_documents
         from loader_store import serving
 
         root = Path(scratch) / "samples"
         root.mkdir()
-        layouts = write_documents(root, options.samples)
-        warm(root)
+        layouts = in_child(lambda: write_documents(root, options.samples))
+        os.sync()  # a page that is not written yet cannot be dropped
         wanted = [case for case in cases() if options.only in str(case)]
         ground = Ground(local=layouts)
         with serving(root) as ground.address:
             run_all(ground, options.runs, wanted)
-        for place in (LOCAL, STORE):
+        for place in (LOCAL, COLD, STORE):
             if any(case.place == place for case in ground.found):
                 console.print(table(ground, place))
     console.print(f"{time.perf_counter() - started:.0f} s in all")
