@@ -27,7 +27,8 @@ LATENCY_SECONDS = 0.020
 
 
 class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+    # HTTP/1.0, so that no connection outlives its request: the client keeps them open over a fork, and two loader workers of
+    # Energon then read each other's answers from the socket they inherited.
     wbufsize = -1  # headers and body leave together, or the client's delayed acknowledgement costs 40 ms
     disable_nagle_algorithm = True
     folder = Path()
@@ -61,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
             start, end = 0, found.st_size
             if wanted := self.headers["Range"]:
                 first, last = wanted.removeprefix("bytes=").split("-")
-                start, end = int(first), min(end, int(last) + 1)
+                start, end = int(first), min(end, int(last) + 1) if last else end
             data = os.pread(file.fileno(), end - start, start) if with_body else b""
         headers = {"Last-Modified": formatdate(found.st_mtime, usegmt=True), "ETag": f'"{found.st_mtime_ns:x}"'}
         if wanted:
