@@ -37,10 +37,11 @@ class Look:
 
     num_samples: int
     """Handed out so far."""
-    pss_mib: float
+    pss_mib: tuple[float, ...]
+    """Of each process, the trainer's first."""
     rss_mib: float
     num_descriptors: tuple[int, ...]
-    """Of each process, the trainer's first; those of packs on their way between processes come and go, and are not counted."""
+    """Those of packs on their way between processes come and go, and are not counted."""
     num_threads: tuple[int, ...]
 
 
@@ -49,7 +50,7 @@ def look(num_samples: int) -> Look:
     memory = [_memory(one) for one in processes]
     return Look(
         num_samples=num_samples,
-        pss_mib=sum(one["Pss"] for one in memory) / 1024,
+        pss_mib=tuple(one["Pss"] / 1024 for one in memory),
         rss_mib=sum(one["Rss"] for one in memory) / 1024,
         num_descriptors=tuple(map(_num_descriptors, processes)),
         num_threads=tuple(len(os.listdir(f"/proc/{one}/task")) for one in processes),
@@ -104,17 +105,23 @@ def quarters(looks: Sequence[Look]) -> list[Sequence[Look]]:
 
 def table(looks: Sequence[Look]) -> Table:
     shown = Table(title="after the warm-up, by quarter")
-    for column in ("samples", "PSS, MiB", "RSS, MiB", "descriptors", "threads"):
+    for column in ("samples", "PSS, MiB", "of each process", "RSS, MiB", "descriptors", "threads"):
         shown.add_column(column, justify="right")
     for part in quarters(looks):
         shown.add_row(
             f"{part[0].num_samples:,} to {part[-1].num_samples:,}",
-            f"{statistics.median(one.pss_mib for one in part):,.1f}",
+            f"{_pss(part):,.1f}",
+            ", ".join(f"{statistics.median(one):,.1f}" for one in zip(*(one.pss_mib for one in part), strict=True)),
             f"{statistics.median(one.rss_mib for one in part):,.1f}",
             _spread([one.num_descriptors for one in part]),
             _spread([one.num_threads for one in part]),
         )
     return shown
+
+
+def _pss(part: Sequence[Look]) -> float:
+    """Of all processes, MiB."""
+    return statistics.median(sum(one.pss_mib) for one in part)
 
 
 def _spread(seen: Sequence[tuple[int, ...]]) -> str:
@@ -124,7 +131,7 @@ def _spread(seen: Sequence[tuple[int, ...]]) -> str:
 
 def growth(looks: Sequence[Look]) -> float:
     first, *_, last = quarters(looks)
-    return statistics.median(one.pss_mib for one in last) / statistics.median(one.pss_mib for one in first) - 1
+    return _pss(last) / _pss(first) - 1
 
 
 def main() -> int:
