@@ -221,7 +221,7 @@ def _ours(run: Run) -> Iterator[TorchBatch]:
     encoder = PackingTaskEncoder(run.layouts.ours, PROFILE, run.settings)
     if not run.decodes:  # images are still read: no setting does that, since nobody would want it
         encoder.builder._samples = replace(encoder.builder._samples, with_pixels=False)
-    path = f"{run.layouts.ours}/index/{PROFILE}/dataset.yaml"
+    path = f"{run.layouts.ours}/index/{PROFILE}/dataset.yaml" if run.repeat else run.layouts.ours_once
     return PackLoader(_loader(run, path, encoder), encoder)
 
 

@@ -47,6 +47,12 @@ splits:
   train: {path: records.jsonl, aux: {images: 'filesystem://images'}}
   val: {path: records.jsonl, aux: {images: 'filesystem://images'}}
 """
+OURS_ONCE = f"""\
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  train: {{path: ours/sources/{SOURCE}, dataset_config: profile-{PROFILE}.yaml}}
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +64,11 @@ class Layouts:
     @property
     def ours(self) -> str:
         return f"{self.root}/ours"
+
+    @property
+    def ours_once(self) -> str:
+        """A metadataset that may be read once: the blend of a profile repeats for ever."""
+        return f"{self.root}/ours-once.yaml"
 
     @property
     def jsonl(self) -> str:
@@ -109,6 +120,7 @@ def write_documents(root: Path, num_samples: int) -> Layouts:
     pieces = texts()
     rows = [_document(root / "jsonl", number, photos, pieces, chance) for number in range(num_samples)]
     _write_ours(root, rows, "interleaved")
+    (root / "ours-once.yaml").write_text(OURS_ONCE)
     lines = list(_record_lines(root / "ours"))
     (root / "jsonl" / "records.jsonl").write_bytes(b"".join(lines))
     (root / "jsonl" / "dataset.yaml").write_text(METADATASET)

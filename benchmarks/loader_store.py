@@ -101,6 +101,10 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 512  # the usual 5 turns away many that come at once, and they try again after a second
+
+
 @contextmanager
 def serving(folder: Path, latency_seconds: float = LATENCY_SECONDS) -> Iterator[str]:
     """Serve a folder; the URL of the server. `msc://store` leads to it in this process and its children."""
@@ -129,7 +133,7 @@ def num_requests(address: str) -> int:
 
 def main() -> None:
     Handler.folder, Handler.latency_seconds = Path(sys.argv[1]), float(sys.argv[2])
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()
 
