@@ -269,7 +269,8 @@ def main() -> None:
     console = Console(width=170)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bayplan-loader-", dir=options.scratch) as scratch:
-        os.environ["ENERGON_LOCAL_COPY_TMP_DIR"] = f"{scratch}/copies"
+        # Both keep copies of what comes from a store; here they go with the rest.
+        os.environ["ENERGON_LOCAL_COPY_TMP_DIR"] = os.environ["XDG_CACHE_HOME"] = f"{scratch}/copies"
         from loader_corpus import in_child, write_documents
         from loader_store import serving
 
