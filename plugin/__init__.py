@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from plugin.cost import CostModel, EncoderCost, LlmCost, StepTimer, cost_model
     from plugin.failures import SampleFailed, TooManyFailures
     from plugin.loader import PackLoader
+    from plugin.loader_workers import WorkerDied
     from plugin.prefetch import Prefetched, PrefetchPool
     from plugin.read_errors import (
         FileChanged,
@@ -61,6 +62,7 @@ _MODULES = {
     "StoreFailed": "plugin.read_errors",
     "TooManyFailures": "plugin.failures",
     "Topology": "plugin.balance",
+    "WorkerDied": "plugin.loader_workers",
     "cost_model": "plugin.cost",
 }
 
@@ -94,6 +96,7 @@ __all__ = [
     "StoreFailed",
     "TooManyFailures",
     "Topology",
+    "WorkerDied",
     "cost_model",
 ]
 

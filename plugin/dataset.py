@@ -59,7 +59,7 @@ class RowReader:
             dataset_path=str(self._path), index=position, shard_name=name, file_names=(f"{row.part_id}/{row.line}",)
         )
         return {
-            "__key__": f"{row.source}/{row.part_id}/{row.line}",
+            "__key__": row.name,
             "__shard__": name,
             "__restore_key__": ("Webdataset", position),
             "__sources__": (source,),

@@ -21,7 +21,7 @@ from plugin.prefetch import Prefetched, PrefetchPool
 from plugin.read_errors import ReadCancelled
 from plugin.reader import BundleReader
 from plugin.requests import ImageRead, Sample, SampleRead
-from plugin.sample_builder import Chosen, SampleBuilder, name_of
+from plugin.sample_builder import Chosen, SampleBuilder
 from plugin.settings import PackSettings, Peers
 from plugin.tensors import ImageTensors, image_tensors
 
@@ -144,7 +144,7 @@ class PackBuilder:
         except BayplanError as error:
             if action == "stop" or isinstance(error, ReadCancelled):
                 _stop(one, error)
-            failure = Failure(sample=name_of(one.row), error=str(error))
+            failure = Failure(sample=one.row.name, error=str(error))
         if action == "skip":
             return None, failure
         sample, is_whole = self._rescued(one)
@@ -212,6 +212,6 @@ def _indices(encoded: EncodedSample) -> list[int]:
 
 def _stop(one: Chosen, error: BayplanError) -> NoReturn:
     raise SampleFailed(
-        f"sample {name_of(one.row)}: {error}. Training stops here, as on_failure 'stop' says; 'blank' trains on without this "
+        f"sample {one.row.name}: {error}. Training stops here, as on_failure 'stop' says; 'blank' trains on without this "
         "sample in the loss, and a list in `exclude/` leaves it out"
     ) from error

@@ -35,11 +35,6 @@ class Chosen(Protocol):
         ...
 
 
-def name_of(row: IndexRow) -> str:
-    """A sample for messages, known before its record is read."""
-    return f"{row.source}/{row.part_id}/{row.line}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBuilder:
     """Encoder and pixels of one profile. Without state: any number of threads may share it."""
@@ -101,7 +96,7 @@ class SampleBuilder:
             if len(only.ids) <= len(ids):
                 ids[: len(only.ids)], features[: len(only.ids)], spans = only.ids, only.feature_mask, only.image_spans
         encoded = EncodedSample(ids=ids, loss_mask=np.zeros_like(features), feature_mask=features, image_spans=spans)
-        return self.sample(chosen, name_of(row), encoded, [self.blank(row, span.index) for span in spans])
+        return self.sample(chosen, row.name, encoded, [self.blank(row, span.index) for span in spans])
 
     def sample(self, chosen: Chosen, sample_id: str, encoded: EncodedSample, images: Sequence[PackImage]) -> PackSample:
         """The sample; out of the loss if an image of it is blank."""

@@ -29,7 +29,6 @@ from plugin.dataset import crude_row
 from plugin.failures import Failure
 from plugin.pack_builder import PackBuilder
 from plugin.packing import Packing, Refusal, Samples, pack, shuffled
-from plugin.sample_builder import name_of
 from plugin.settings import PackSettings, Peers
 from plugin.tensors import ImageTensors
 
@@ -110,7 +109,7 @@ class PackingTaskEncoder(TaskEncoder[IndexedSample, IndexedSample, Pack, Pack]):
             logger.warning(
                 "source %r: samples that fit no pack are left out and counted, the first is %s: %s",
                 row.source,
-                name_of(row),
+                row.name,
                 detail,
             )
 

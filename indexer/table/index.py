@@ -60,6 +60,11 @@ class IndexRow:
     status: int
     """A `Status`, or a number that a newer release added."""
 
+    @property
+    def name(self) -> str:
+        """Where the record stands; for keys and messages, known before it is read."""
+        return f"{self.source}/{self.part_id}/{self.line}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:

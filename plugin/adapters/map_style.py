@@ -72,12 +72,11 @@ class RawSamples:
             SampleFailed: it cannot be read or decoded.
         """
         row = self._table.row(self._selection.row_at(self._position(number)))
-        name = f"{row.source}/{row.part_id}/{row.line}"
         try:
             read = self._reader.read_sample(row)
             images = [self._decoded(data) for data in read.images]
         except BayplanError as error:
-            raise SampleFailed(f"sample {name}: {error}; a list in `exclude/` leaves it out") from error
+            raise SampleFailed(f"sample {row.name}: {error}; a list in `exclude/` leaves it out") from error
         record = read.record
         made = {
             "id": record["id"],
