@@ -19,13 +19,14 @@ from indexer.image_rules.smart_resize import SmartResize
 from packer.format.errors import FormatError, RowError
 from packer.format.reasons import Reason
 from packer.images import CheckLevel, ImageFacts, ImageLimits, inspect
-from plugin.batch.images import ImageForm, Patches
-from plugin.batch.images import Tiles as TileForm
 from plugin.tensors.decode import Alpha, check_alpha, decode
 from plugin.tensors.normalise import Normalisation
 
 if TYPE_CHECKING:
     import torch
+
+    from plugin.batch.images import ImageForm, Patches
+    from plugin.batch.images import Tiles as TileForm
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -137,6 +138,8 @@ class MergedPatches:
 
     @property
     def form(self) -> Patches:
+        from plugin.batch.images import Patches  # packs come with the index's Arrow, which pixels alone do without
+
         return Patches(patch_bytes=3 * self.rule.patch_size**2, merge_size=self.rule.merge_size)
 
     def target(self, count: ImageCount) -> Target:
@@ -168,6 +171,8 @@ class Tiles:
 
     @property
     def form(self) -> TileForm:
+        from plugin.batch.images import Tiles as TileForm  # as above
+
         return TileForm(side=self.rule.tile, features_per_tile=self.rule.tokens_per_tile)
 
     def target(self, count: ImageCount) -> Target:
