@@ -453,5 +453,8 @@ def test_a_killed_worker_is_an_error_of_the_trainer(pristine: str) -> None:
     with opened(pristine, num_workers=2) as stream:
         digests(stream, 3)
         os.kill(stream._loader._iterator._workers[0].pid, signal.SIGKILL)
-        with pytest.raises(WorkerDied, match="worker 0 killed by SIGKILL"):
+        # torch's handler of the signal raises wherever the trainer is just then; ours names the worker where it is missed.
+        with pytest.raises((WorkerDied, RuntimeError), match=r"worker 0 killed by SIGKILL|killed by signal: Killed"):
             digests(stream, 1000)
+        with pytest.raises(WorkerDied, match="save_state: found worker 0 killed by SIGKILL"):
+            stream.save_state()
