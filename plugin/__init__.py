@@ -27,14 +27,16 @@ if TYPE_CHECKING:
         StoreFailed,
     )
     from plugin.reader import BundleReader
-    from plugin.reorder import Assigned, BalancedLoader, Parallel
+    from plugin.reorder import Assigned, BalancedLoader, BalancedPackLoader, BalanceSettings, Parallel
     from plugin.requests import ImageRead, Sample, SampleRead
     from plugin.settings import PackSettings, Peers
     from plugin.task_encoder import PackingTaskEncoder
 
 _MODULES = {
     "Assigned": "plugin.reorder",
+    "BalanceSettings": "plugin.reorder",
     "BalancedLoader": "plugin.reorder",
+    "BalancedPackLoader": "plugin.reorder",
     "BundleReader": "plugin.reader",
     "CostModel": "plugin.cost",
     "EncoderCost": "plugin.cost",
@@ -68,7 +70,9 @@ _MODULES = {
 
 __all__ = [
     "Assigned",
+    "BalanceSettings",
     "BalancedLoader",
+    "BalancedPackLoader",
     "BundleReader",
     "CostModel",
     "EncoderCost",

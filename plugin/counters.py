@@ -63,9 +63,9 @@ class StreamCounters:
         sums = {name: int(value) for name, value in sorted(self.sums.items())}
         real = sum(sums.get(f"{kind}_tokens", 0) for kind in ("text", "image", "other"))
         refused: Counter[str] = Counter()
-        for of_worker in self.refused.values():
+        for of_worker in list(self.refused.values()):
             refused.update(of_worker)
-        reading = {name: sum(of_worker.get(name, 0) for of_worker in self.reading.values()) for name in _READING}
+        reading = {name: sum(of_worker.get(name, 0) for of_worker in list(self.reading.values())) for name in _READING}
         return {
             "packs": self.packs,
             **sums,

@@ -38,6 +38,11 @@ def read_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -> _Known:
     Raises:
         UsageError: naming each field that differs, with both values.
     """
+    if isinstance(state, Mapping) and "snapshot" in state and "yielded" in state:
+        raise UsageError(
+            "restore_state: found the state of a balanced loader, expected one of a loader alone; restore it into a "
+            "`BalancedPackLoader`, or, between two global batches (`yielded` 0), its `snapshot` into this"
+        )
     if not isinstance(state, Mapping) or "version" not in state or "energon" not in state:
         raise UsageError(f"restore_state: found {type(state).__name__} without a version, expected what `save_state` gave")
     if state["version"] != VERSION:

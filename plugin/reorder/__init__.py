@@ -1,6 +1,7 @@
 """Dealing the packs of each global batch among ranks so that none waits for another, hidden behind compute.
 
-1. `BalancedLoader` (`loader`) is what a trainer iterates. It hands out the packs of one global batch (`pool`) while `worker`, one
+1. `BalancedPackLoader` (`pack_loader`) is what a trainer iterates, over a `PackLoader`; `BalancedLoader` (`loader`) is its core,
+   over any source of packs. It hands out the packs of one global batch (`pool`) while `worker`, one
    background thread, prepares the next: reads it (`pulling`), compares it with its peers or is fed by them (`replicas`), gathers
    costs, has a planner deal (`planner`) and exchanges (`plugin.exchange`).
 2. Who owns what: the trainer's thread owns the position, and the source while it has 0 workers; the background thread owns the
@@ -16,7 +17,19 @@ from plugin.reorder.assigned import Assigned
 from plugin.reorder.chunks import LoaderCheckpoint, chunk_iterators
 from plugin.reorder.counters import Counters
 from plugin.reorder.loader import BalancedLoader
+from plugin.reorder.pack_loader import BalancedPackLoader, BalanceSettings
 from plugin.reorder.parallel import Parallel
 from plugin.reorder.planner import Plan, Planner
 
-__all__ = ["Assigned", "BalancedLoader", "Counters", "LoaderCheckpoint", "Parallel", "Plan", "Planner", "chunk_iterators"]
+__all__ = [
+    "Assigned",
+    "BalanceSettings",
+    "BalancedLoader",
+    "BalancedPackLoader",
+    "Counters",
+    "LoaderCheckpoint",
+    "Parallel",
+    "Plan",
+    "Planner",
+    "chunk_iterators",
+]

@@ -45,7 +45,7 @@ class Counters:
 
     def __str__(self) -> str:
         share = 100 * self.num_moved / max(1, self.num_packs)
-        before, after, bound = (_shown(imbalance) for imbalance in (self.before, self.after, self.bound))
+        before, after, bound = (shown(imbalance) for imbalance in (self.before, self.after, self.bound))
         return (
             f"step {self.step}: imbalance {before} before, {after} after, {bound} at best; {self.num_moved:,} of "
             f"{self.num_packs:,} packs moved ({share:.1f}%, {self.moved_bytes / 2**20:.1f} MiB), {self.num_off_node:,} off node "
@@ -54,7 +54,7 @@ class Counters:
         )
 
 
-def _shown(imbalance: Any) -> str:
+def shown(imbalance: Any) -> str:
     """Its ratio to the mean, where it has one."""
     ratio = getattr(imbalance, "ratio", imbalance)
     return f"{ratio:.3f}" if isinstance(ratio, float) else str(ratio)

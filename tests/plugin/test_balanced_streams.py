@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from balanced_streams import MICROBATCHES, arrival, balanced
-from loading import write_stream
+from balanced_streams import COST, MICROBATCHES, arrival, balanced, begins_to_balance
+from loading import SETTINGS, opened, write_stream
 from rank_processes import RankProcesses
 
+from packer.format.errors import UsageError
+from plugin.balance import Topology
+from plugin.reorder import BalancedPackLoader, BalanceSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 SIZE = 2
 NUM_PACKS = 3 * MICROBATCHES
+WITH_COSTS = replace(SETTINGS, cost=COST)
 
 
 @pytest.fixture(scope="module")
@@ -42,5 +50,59 @@ def test_global_batches_hold_the_same_packs_and_go_on_where_they_were_saved(
         assert len(dealt) == SIZE * MICROBATCHES
     for one in found:
         assert one.value["tail"] == one.value["whole"][saved_at:]
-        assert "imbalance" in one.value["counters"]
-        assert "imbalance 0" not in one.value["counters"], "packs carry costs"
+        assert "imbalance 0" not in one.value["balance"], "packs carry costs"
+        assert one.value["num_packs"] == one.value["counters"]["packs"] == NUM_PACKS
+        assert one.value["counters"]["tokens"] > 0
+        assert one.value["counters"]["read_reads"] > 0
+        assert f"{NUM_PACKS} packs" in one.value["line"]
+        assert "dealt to" in one.value["line"]
+
+
+def test_a_run_may_begin_to_balance_between_global_batches_and_leave_it_again(ranks: RankProcesses, url: str) -> None:
+    found = ranks.run(begins_to_balance, url, MICROBATCHES)
+    came = ranks.run(arrival, url, NUM_PACKS)
+    packs = {key: sorted(pack for one in found for pack in one.value[key]) for key in ("dealt", "after")}
+    for key, start in (("dealt", MICROBATCHES), ("after", 2 * MICROBATCHES)):
+        assert packs[key] == sorted(pack for one in came for pack in one.value[start : start + MICROBATCHES])
+    assert [(one.value["step"], one.value["num_packs"]) for one in found] == [(2, 2 * MICROBATCHES)] * SIZE
+
+
+def test_a_state_without_balancing_in_the_middle_of_a_global_batch_is_refused(url: str) -> None:
+    with alone(url) as loader:
+        next(loader.loader)
+        state = loader.loader.save_state()
+    with (
+        alone(url) as loader,
+        pytest.raises(UsageError, match="after 1 packs of a rank, expected one between two global batches"),
+    ):
+        loader.restore_state(state)
+
+
+def test_a_balanced_state_is_refused_without_balancing(url: str) -> None:
+    with alone(url) as loader:
+        next(loader)
+        state = loader.save_state()
+    with alone(url) as loader, pytest.raises(UsageError, match="found the state of a balanced loader"):
+        loader.loader.restore_state(state)
+
+
+def test_packs_need_costs_and_the_loader_the_ranks_own_place(url: str) -> None:
+    with opened(url) as loader, pytest.raises(UsageError, match="packs without costs, expected PackSettings"):
+        BalancedPackLoader(loader, num_microbatches=2)
+    with opened(url, WITH_COSTS, rank=1, world_size=2) as loader:
+        with pytest.raises(UsageError, match="a loader of rank 1 of 2, expected rank 0 of 1"):
+            BalancedPackLoader(loader, num_microbatches=2)
+    with opened(url, WITH_COSTS) as loader, pytest.raises(UsageError, match="a topology of 2 ranks, expected the 1"):
+        BalancedPackLoader(loader, num_microbatches=2, topology=Topology(num_ranks=2))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mode": "best"}, {"readers": "some"}, {"transport": "mpi"}, {"slice_bytes": 0}, {"timeout_seconds": -1.0}]
+)
+def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"found {next(iter(wrong))} "):
+        BalanceSettings(**wrong)
+
+
+def alone(url: str) -> BalancedPackLoader:
+    return BalancedPackLoader(opened(url, WITH_COSTS), num_microbatches=MICROBATCHES)
