@@ -24,6 +24,7 @@ import torch.distributed as dist
 from blake3 import blake3
 
 from packer.format.errors import BayplanError, UsageError
+from plugin.exchange.descriptors import make_room
 from plugin.exchange.errors import RankLeft, RankLost
 from plugin.exchange.settings import named
 
@@ -64,6 +65,7 @@ class GlooGroup:
             return
         if not dist.is_initialized():
             raise UsageError("found no torch.distributed, expected it for more than one rank: call init_process_group first")
+        make_room(self.size - 1)
         self._rank = self.ranks.index(dist.get_rank())
         key = (purpose, self.ranks)
         _made[key] += 1
