@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 DEMO := demo-dataset
+# Tests of one file stay together; each process takes a few GB.
+TEST_PROCESSES ?= 2
 # A Ray cluster named in the environment is for real work, not for these.
 LOCAL_RAY := env -u RAY_ADDRESS
 
@@ -37,7 +39,7 @@ demo: $(VENV)/.installed
 	@echo "  README.md                                    the rest"
 
 test: $(VENV)/.installed-test
-	$(LOCAL_RAY) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(LOCAL_RAY) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check
