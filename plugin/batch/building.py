@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -140,23 +141,49 @@ def _ensured(ensured: EnsuredImage, form: ImageForm | None, start: int) -> _Plac
 
 
 def _shapes(plan: _Plan, form: ImageForm | None, text_bytes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    of_tiles = isinstance(form, Tiles)
-    num_units = sum(_num_units(placed.image) for placed in plan.images) if plan.has_pixels else 0
-    num_images, num_samples = len(plan.images), len(plan.samples)
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-        ("tokens", "labels", "position_ids", "loss_mask", "feature_mask"), (plan.num_tokens,)
+    return shapes(
+        form,
+        num_tokens=plan.num_tokens,
+        num_segments=len(plan.lengths),
+        num_samples=len(plan.samples),
+        num_images=len(plan.images),
+        num_units=sum(_num_units(placed.image) for placed in plan.images) if plan.has_pixels else 0,
+        num_sources=len(plan.sources),
+        text_bytes=text_bytes,
     )
-    shapes |= dict.fromkeys(("cu_seqlens", "cu_seqlens_padded"), (len(plan.starts),))
-    shapes |= dict.fromkeys(("sample_row", "sample_source"), (num_samples,))
-    shapes |= dict.fromkeys(("image_sample", "image_index", "image_state"), (num_images,))
-    shapes |= dict.fromkeys(("image_span", "image_size"), (num_images, 2))
-    return shapes | {
+
+
+def shapes(
+    form: ImageForm | None,
+    *,
+    num_tokens: int,
+    num_segments: Any,
+    num_samples: Any,
+    num_images: Any,
+    num_units: Any,
+    num_sources: Any,
+    text_bytes: Sequence[Any],
+) -> dict[str, tuple[Any, ...]]:
+    """Of the fields of a pack with such counts; of many packs at once, where counts are arrays.
+
+    Args:
+        num_units: patches or tiles with pixels. text_bytes: of all ids, of all names of sources, of the fingerprint.
+    """
+    of_tiles = isinstance(form, Tiles)
+    found: dict[str, tuple[Any, ...]] = dict.fromkeys(
+        ("tokens", "labels", "position_ids", "loss_mask", "feature_mask"), (num_tokens,)
+    )
+    found |= dict.fromkeys(("cu_seqlens", "cu_seqlens_padded"), (num_segments + 1,))
+    found |= dict.fromkeys(("sample_row", "sample_source"), (num_samples,))
+    found |= dict.fromkeys(("image_sample", "image_index", "image_state"), (num_images,))
+    found |= dict.fromkeys(("image_span", "image_size"), (num_images, 2))
+    return found | {
         "sample_counts": (num_samples, len(Count)),
         "sample_costs": (num_samples, len(Cost)),
         "sample_id_bytes": (text_bytes[0],),
         "sample_id_offsets": (num_samples + 1,),
         "source_name_bytes": (text_bytes[1],),
-        "source_name_offsets": (len(plan.sources) + 1,),
+        "source_name_offsets": (num_sources + 1,),
         "fingerprint_bytes": (text_bytes[2],),
         "image_grid_thw": (0 if of_tiles else num_images, 3),
         "num_tiles": (num_images if of_tiles else 0,),
