@@ -27,6 +27,8 @@ MAX_DRAWN_ROWS = 2_000_000
 """For these packs: a bound on time, some ten seconds, where packs hold many short samples."""
 MAX_STREAMS = 4
 """Of a replicate: more ranks than that take turns with its streams."""
+SLOWER = 8
+"""A plan takes so many times longer where images or patches limit packs: less is packed then."""
 _BUFFERS_IN_VAIN = 100
 
 
@@ -125,6 +127,8 @@ def pack_pool(
     if not any(len(piece) for source in sources for piece in source.slices):
         raise UsageError("found no sample to train on in any source of the blend, expected at least one")
     num_streams = min(num_streams, MAX_STREAMS)
+    if limits.max_images is not None or limits.max_patches is not None:
+        num_streams, max_drawn_rows = 1, max_drawn_rows // SLOWER
     each = max(1, -(-min(num_packs, max_packs // num_replicates) // num_streams))
     rows_each = max(settings.buffer_size, max_drawn_rows // (num_replicates * num_streams))
     replicates, fewest, num_drawn = [], [], 0
