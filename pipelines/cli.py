@@ -267,15 +267,27 @@ def run(recipe_path: str, address: str | None, workers: int | None, replace_chan
 @click.option("--cards", type=click.IntRange(min=0), default=4, show_default=True, help="Sample cards for each source.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which samples the cards show.")
 @click.option("--to", "folder", type=click.Path(file_okay=False), help="Folder to write to; default: report/ in DATASET.")
+@click.option("--forecast", "forecast_file", metavar="FILE", help="Show this forecast: JSON of `bayplan forecast`.")
 @click.option("--json", "as_json", is_flag=True, help="Print the statistics as JSON.")
-def report(dataset_url: str, profiles: tuple[str, ...], cards: int, seed: int, folder: str | None, as_json: bool) -> None:
+def report(
+    dataset_url: str,
+    profiles: tuple[str, ...],
+    cards: int,
+    seed: int,
+    folder: str | None,
+    forecast_file: str | None,
+    as_json: bool,
+) -> None:
     """Write the statistics of DATASET as one HTML page and as JSON, and print a summary.
 
     Example: bayplan report demo-dataset
     """
     from pipelines.reporting import write_report
 
-    _print_statistics(write_report(dataset_url, profiles, num_cards=cards, seed=seed, folder=folder), as_json)
+    written = write_report(
+        dataset_url, profiles, num_cards=cards, seed=seed, folder=folder, forecast_file=forecast_file
+    )
+    _print_statistics(written, as_json)
 
 
 def _print_statistics(written: WrittenReport, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from packer.format.errors import UsageError
 from packer.storage import Storage, open_storage
 from pipelines.blend_reading import read_blend
 from pipelines.dataset import require_identity
+from pipelines.forecast_text import VERSION
 from plugin.cost import CostModel, cost_model
 from plugin.forecast import BalanceForecast, Cluster, PackPool, SourceRows, balance, pack_pool, pack_size, read_rows
 from plugin.packing import Refusal
@@ -25,8 +26,6 @@ from plugin.settings import PackSettings, Peers
 
 Document = dict[str, Any]
 
-VERSION = 1
-"""Of the document: `bayplan_forecast`."""
 _ENCODERS = {
     "qwen2_5_vl": "qwen2_5_vl_vit",
     "qwen3_vl": "qwen3_vl_vit",
@@ -268,6 +267,7 @@ def _balance(pool: PackPool, found: BalanceForecast, sources: Sequence[SourceRow
         "num_ranks": cluster.num_ranks,
         "num_microbatches": found.num_microbatches,
         "num_packs": num_packs,
+        "num_samples": num_samples,
         "is_sampled": found.is_sampled,
         "epochs_per_batch": repeats,
         "arrival": asdict(found.arrival),

@@ -17,7 +17,17 @@ from pipelines.report_cards import within_budget
 from pipelines.report_data import embedded_json, page_data
 
 # Concatenated in this order into one function scope.
-_SCRIPTS = ("format.js", "charts.js", "plots.js", "overview.js", "table.js", "sections.js", "details.js", "main.js")
+_SCRIPTS = (
+    "format.js",
+    "charts.js",
+    "plots.js",
+    "overview.js",
+    "table.js",
+    "sections.js",
+    "forecast.js",
+    "details.js",
+    "main.js",
+)
 _THUMBNAIL_BYTES = 1_200_000
 # Control characters, and characters that turn the direction of what follows them.
 _VISIBLE = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)]} | {

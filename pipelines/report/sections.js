@@ -1,4 +1,4 @@
-// The sections below the table: distributions, mixture, over-long samples, quarantine, forecasts.
+// The sections below the table: distributions, mixture, over-long samples, quarantine.
 
 const ASPECTS = [[0.1, "1:10"], [0.25, "1:4"], [0.5, "1:2"], [0.75, "3:4"], [1, "1:1"], [4 / 3, "4:3"], [16 / 9, "16:9"], [3, "3:1"], [5, "5:1"], [10, "10:1"], [20, "20:1"]];
 const aspectRange = (low, high) => `${(low / 1000).toFixed(2)} – ${(high / 1000).toFixed(2)}`;
@@ -110,12 +110,4 @@ function showReasons(profile, numbers) {
     return isAll ? [...cells, el("span.from", null, ...mostly(from.map(([name, own]) => [name, human(own)])))] : cells;
   });
   byId("reasons").replaceChildren(simpleTable(heads, rows));
-}
-
-// The slots take {name: number or text, ...} of later versions.
-function showForecasts() {
-  const slot = (name, forecast) => el("div.panel", null, el("h3", null, name), forecast
-    ? el("dl.facts", null, Object.entries(forecast).map(([key, value]) => el("div", null, el("dt", null, visible(key.replaceAll("_", " "))), el("dd", null, typeof value === "number" ? human(value) : visible(typeof value === "string" ? value : JSON.stringify(value))))))
-    : el("p.quiet", null, "This version does not make one."));
-  byId("forecasts").replaceChildren(slot("Packing forecast", DATA.forecast.packing), slot("Balance forecast", DATA.forecast.balance));
 }
