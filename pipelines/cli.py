@@ -284,9 +284,7 @@ def report(
     """
     from pipelines.reporting import write_report
 
-    written = write_report(
-        dataset_url, profiles, num_cards=cards, seed=seed, folder=folder, forecast_file=forecast_file
-    )
+    written = write_report(dataset_url, profiles, num_cards=cards, seed=seed, folder=folder, forecast_file=forecast_file)
     _print_statistics(written, as_json)
 
 
@@ -441,7 +439,7 @@ def calibrate(timings: tuple[str, ...], to: str | None, as_json: bool) -> None:
     run_calibration(timings, to, as_json)
 
 
-class _Numbers(click.ParamType):
+class _Numbers(click.ParamType[tuple[int, ...]]):
     """One whole number or several with commas between them."""
 
     name = "numbers"

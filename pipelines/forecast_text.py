@@ -14,12 +14,11 @@ from rich.text import Text
 
 from packer.format.errors import FormatError, UsageError
 from packer.storage import open_storage
+from pipelines.forecast_document import VERSION
 from pipelines.report_page import visible
 
 Document = Mapping[str, Any]
 
-VERSION = 1
-"""Of the document: `bayplan_forecast`."""
 _WIDTH = 110
 """What the tables need; a narrower terminal wraps their lines."""
 
@@ -53,7 +52,9 @@ def read_forecast(file: str) -> Document:
         raise FormatError(f"{file}: not valid JSON: {error}; give the file of `bayplan forecast --json`") from error
     if not isinstance(document, dict) or document.get("bayplan_forecast") != VERSION:
         found = document.get("bayplan_forecast") if isinstance(document, dict) else None
-        raise FormatError(f"{file}: found bayplan_forecast {found!r}, expected {VERSION}: give the file of `bayplan forecast --json`")
+        raise FormatError(
+            f"{file}: found bayplan_forecast {found!r}, expected {VERSION}: give the file of `bayplan forecast --json`"
+        )
     return document
 
 
@@ -65,8 +66,8 @@ def refuse_foreign(forecast: Document, file: str, report: Document) -> None:
     if name not in shown or shown[name]["fingerprint"] != forecast["profile_fingerprint"]:
         known = ", ".join(f"{name} ({profile['fingerprint'][:8]})" for name, profile in shown.items())
         raise UsageError(
-            f"{file}: found a forecast of profile {name} ({forecast['profile_fingerprint'][:8]}), expected one of {known}; make it "
-            "again with `bayplan forecast`"
+            f"{file}: found a forecast of profile {name} ({forecast['profile_fingerprint'][:8]}), expected one of {known}; make "
+            "it again with `bayplan forecast`"
         )
 
 
@@ -146,8 +147,8 @@ def closing_lines(document: Document) -> Iterator[str]:
     yield "throughput: against the order of arrival. GB a rank: sent in a global batch. ms: the solver, measured here"
     for one in document["packing"]:
         yield (
-            f"{one['sequence_length']:,} tokens: {one['num_packs']:,} packs were really packed, in {one['num_streams']} independent "
-            f"streams, from {one['num_drawn_samples']:,} samples drawn by the blend"
+            f"{one['sequence_length']:,} tokens: {one['num_packs']:,} packs were really packed, in {one['num_streams']} "
+            f"independent streams, from {one['num_drawn_samples']:,} samples drawn by the blend"
         )
         if one["refused"]:
             yield _refused(one)
@@ -169,8 +170,9 @@ def _dealing_lines(document: Document) -> Iterator[str]:
         most = max(repeats.items(), key=lambda item: float(item[1]))
         smaller = "more than the dataset has" if largest["num_samples"] > num_train else "more than some sources have"
         yield (
-            f"{_setting(largest)}: a global batch takes {largest['num_samples']:,.0f} samples, {smaller} ({num_train:,}); epochs are "
-            f"repeated, as in training: {len(repeats)} of {len(document['sources'])} sources, {visible(most[0])} {most[1]:,.1f} times"
+            f"{_setting(largest)}: a global batch takes {largest['num_samples']:,.0f} samples, {smaller} ({num_train:,}); epochs "
+            f"are repeated, as in training: {len(repeats)} of {len(document['sources'])} sources, {visible(most[0])} "
+            f"{most[1]:,.1f} times"
         )
 
 
@@ -190,7 +192,8 @@ def _refused(one: Document) -> str:
     total = sum(one["refused"].values())
     reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in one["refused"].items())
     largest = max(one["refused_by_source"].items(), key=lambda item: sum(item[1].values()))
+    share = total / one["num_looked_at"]
     return (
-        f"{one['sequence_length']:,} tokens: {total:,} of {one['num_looked_at']:,} samples ({total / one['num_looked_at']:.1%}) fit no "
-        f"pack and are left out, as the loader does: {reasons}; most of them in {visible(largest[0])}"
+        f"{one['sequence_length']:,} tokens: {total:,} of {one['num_looked_at']:,} samples ({share:.1%}) fit no pack "
+        f"and are left out, as the loader does: {reasons}; most of them in {visible(largest[0])}"
     )

@@ -1,4 +1,4 @@
-"""Forecast: what packing and balancing will give on a dataset, from the numbers of its index alone. Pure numpy; no record is read.
+"""Forecast: what packing and balancing will give on a dataset, from its index alone. Pure numpy; no record is read.
 
 1. `read_rows` takes random slices of each source's rows, as columns with their costs; a small source whole (`rows`).
 2. A `RowOrder` draws them as a blend does, and `packs_of_stream` makes of them the packs that a loader would make (`streams`).

@@ -1,8 +1,8 @@
 """A pool of packs that were really packed, as columns, and what it says of packing itself.
 
 Several replicates of several streams each, since a stream's packs are not independent: packs of one plan share a buffer. What a
-stream yields before the first samples have waited their longest is left out, since only full packs leave at first; then it goes on
-for that long twice more at least, since samples that waited leave together.
+stream yields before the first samples have waited their longest is left out, since only full packs leave at first; then it goes
+on for that long twice more at least, since samples that waited leave together.
 """
 
 from __future__ import annotations
@@ -149,9 +149,11 @@ def _reservoir(
 ) -> tuple[RowColumns, list[IntArray], list[float]]:
     """Columns of the rows a replicate draws from, which of them are of each source, and the weights of these.
 
-    Where a source was not read whole, each replicate has slices of its own: what the others show tells how good a sample they are.
+    Where a source was not read whole, each replicate has slices of its own: what the others show tells how good a sample
+    they are.
     """
-    pieces, rows, weights = [], [], []
+    pieces: list[RowColumns] = []
+    rows, weights = [], []
     start = 0
     for source in sources:
         apart = not source.is_whole and len(source.slices) >= num_replicates

@@ -1,4 +1,4 @@
-"""One loader worker's stream without Energon: rows drawn as a blend draws them, packs as `carry_over` makes them, integers only."""
+"""One loader worker's stream without Energon: rows drawn as a blend draws them, packs as `carry_over` makes them."""
 
 from __future__ import annotations
 
