@@ -118,7 +118,7 @@ def forecast(url: str, profile: str | None, question: Question, say: Callable[[s
         "sources": [source_dict(source) for source in sources],
         "packing": [packing_dict(pool, sources) for pool in pools],
         "balance": [balance_dict(pool, one, sources) for pool, one in found],
-        "notes": notes(stored, model, is_default, size is not None, sources),
+        "notes": notes(stored, model, is_default, size, sources),
     }
 
 
@@ -167,6 +167,6 @@ def _refuse_nothing_fits(sources: Sequence[SourceRows], settings: PackSettings) 
         reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in counts.items())
         shortest = min(int(piece.num_tokens.min()) for source in sources for piece in source.slices)
         raise UsageError(
-            f"found no sample that fits a pack of {settings.sequence_length:,} tokens among {num_rows:,} ({reasons}; the shortest "
-            f"has {shortest:,} tokens), expected some: raise the limits, or take the profile that was made for them"
+            f"found no sample that fits a pack of {settings.sequence_length:,} tokens among {num_rows:,} ({reasons}; the "
+            f"shortest has {shortest:,} tokens), expected some: raise the limits, or take the profile that was made for them"
         )

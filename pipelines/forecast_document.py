@@ -8,7 +8,7 @@ from typing import Any
 
 from indexer.profile import StoredProfile
 from plugin.cost import CostModel
-from plugin.forecast import BalanceForecast, PackPool, SourceRows
+from plugin.forecast import BalanceForecast, PackPool, PackSize, SourceRows
 from plugin.packing import PackLimits, Refusal
 
 Document = dict[str, Any]
@@ -104,7 +104,7 @@ def balance_dict(pool: PackPool, found: BalanceForecast, sources: Sequence[Sourc
 
 
 def notes(
-    stored: StoredProfile, model: CostModel, is_default: bool, knows_size: bool, sources: Sequence[SourceRows]
+    stored: StoredProfile, model: CostModel, is_default: bool, size: PackSize | None, sources: Sequence[SourceRows]
 ) -> list[str]:
     """What a reader has to know beside the numbers."""
     found = []
@@ -114,8 +114,10 @@ def notes(
         found.append(f"nothing to draw from {', '.join(empty)}: no usable training sample in what was read")
     if not any((piece.num_images > 0).any() for source in sources for piece in source.slices):
         found.append("no sample has an image: the encoder does nothing, and packs differ by the attention of their samples alone")
-    elif not knows_size:
+    elif size is None:
         found.append(f"bytes are not known: image rule {stored.profile.images.rule!r} has no pixels of a known size")
+    elif size.is_assumed:
+        found.append(f"bytes: this release makes no pixels for image rule {stored.profile.images.rule!r}; flattened patches assumed")
     if any(not source.is_whole for source in sources):
         found.append("of large sources random slices of 256 rows were read; figures of samples that fit no pack are of these")
     return found

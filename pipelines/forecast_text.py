@@ -95,8 +95,8 @@ def _packing_table(document: Document) -> Table:
         size = one["pack_bytes"]
         table.add_row(
             f"{one['sequence_length']:,}",
-            _share(one["efficiency"], 2),
-            f"{one['bound']['value']:.2%}",
+            _share(one["efficiency"], 3),
+            f"{one['bound']['value']:.3%}",
             f"{one['samples_per_pack']['value']:.1f}",
             f"{one['images_per_pack']['value']:.1f}",
             f"{one['patches_per_pack']['value']:,.0f}",
@@ -168,11 +168,10 @@ def _dealing_lines(document: Document) -> Iterator[str]:
     repeats = largest["epochs_per_batch"]
     if repeats:
         most = max(repeats.items(), key=lambda item: float(item[1]))
-        smaller = "more than the dataset has" if largest["num_samples"] > num_train else "more than some sources have"
+        whole = f", more than all {num_train:,} of the dataset" if largest["num_samples"] > num_train else ""
         yield (
-            f"{_setting(largest)}: a global batch takes {largest['num_samples']:,.0f} samples, {smaller} ({num_train:,}); epochs "
-            f"are repeated, as in training: {len(repeats)} of {len(document['sources'])} sources, {visible(most[0])} "
-            f"{most[1]:,.1f} times"
+            f"{_setting(largest)}: a global batch takes {largest['num_samples']:,.0f} samples{whole}; as in training, "
+            f"{len(repeats)} of {len(document['sources'])} sources are repeated within it, {visible(most[0])} {most[1]:,.1f} times"
         )
 
 

@@ -12,7 +12,7 @@ const headsOf = (names, texts) => names.map((name) => ({ name, isText: texts.inc
 
 function packingRow(one) {
   const refused = Object.values(one.refused).reduce((sum, count) => sum + count, 0);
-  return [exact(one.sequence_length), share(one.efficiency, 2), `${(100 * one.bound.value).toFixed(2)} %`, one.samples_per_pack.value.toFixed(1), one.images_per_pack.value.toFixed(1),
+  return [exact(one.sequence_length), share(one.efficiency, 3), `${(100 * one.bound.value).toFixed(3)} %`, one.samples_per_pack.value.toFixed(1), one.images_per_pack.value.toFixed(1),
     num(Math.round(one.patches_per_pack.value)), one.pack_bytes ? bytes(Math.round(one.pack_bytes.value)) : "–", percent(one.without_image.value), percent(one.encoder_share.value), num(refused)];
 }
 
@@ -37,8 +37,8 @@ function showForecasts() {
   const most = Math.max(...balance.flatMap((one) => one.modes.map((mode) => mode.gain.value)));
   const box = (name, table) => el("div.panel.scroll", { tabindex: "0", role: "region", "aria-label": name }, table);
   byId("forecasts").replaceChildren(
-    box("Packing forecast", simpleTable(headsOf(PACKING_HEADS, []), packing.map(packingRow))),
-    box("Balance forecast", simpleTable(headsOf(BALANCE_HEADS, ["Order", ""]), balance.flatMap((one) => balanceRows(one, most)))),
+    box("Packing forecast", simpleTable(headsOf(PACKING_HEADS, ["Sequence length"]), packing.map(packingRow))),
+    box("Balance forecast", simpleTable(headsOf(BALANCE_HEADS, ["Ranks x packs", "Order", ""]), balance.flatMap((one) => balanceRows(one, most)))),
     el("div.panel.quiet", null, lines.map((line) => el("p", null, visible(line)))),
   );
 }

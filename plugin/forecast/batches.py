@@ -139,9 +139,9 @@ def drawn(packs: Packs, num_ranks: int, num_microbatches: int, chance: np.random
 
     Each pack at most once if there are enough; otherwise runs begin at random places.
     """
-    number = num_ranks * num_microbatches
-    if len(packs) >= number:
-        starts = chance.permutation(num_ranks) * (len(packs) // num_ranks) + chance.integers(0, len(packs))
+    room = len(packs) // num_ranks
+    if room >= num_microbatches:
+        starts = chance.permutation(num_ranks) * room + chance.integers(0, room - num_microbatches + 1)
     else:
         starts = chance.integers(0, len(packs), num_ranks)
     return np.asarray((starts[:, None] + np.arange(num_microbatches)) % len(packs))

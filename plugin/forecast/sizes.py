@@ -29,6 +29,8 @@ class PackSize:
     """None: the profile takes no images."""
     patches_per_unit: int = 1
     """Patches of a tile, where images come as tiles."""
+    is_assumed: bool = False
+    """No pixels are made for the image rule; the form is what models of its kind take."""
 
     def num_bytes(self, sequence_length: int, num_samples: IntArray, num_images: IntArray, num_patches: IntArray) -> IntArray:
         """Of packs that are filled up to the sequence length."""
@@ -61,7 +63,9 @@ def pack_size(rule: str | None, parameters: Mapping[str, Any]) -> PackSize | Non
         target = tensors.target(_PROBE_SIDE, _PROBE_SIDE)
         return PackSize(form=tensors.form, patches_per_unit=_patches_per_unit(tensors.form, target))
     patch_side = getattr(image_rule(rule, parameters), "patch_size", None)
-    return PackSize(form=Patches(patch_bytes=3 * patch_side**2, merge_size=None)) if isinstance(patch_side, int) else None
+    if not isinstance(patch_side, int):
+        return None
+    return PackSize(form=Patches(patch_bytes=3 * patch_side**2, merge_size=None), is_assumed=True)
 
 
 def _patches_per_unit(form: ImageForm, target: Target) -> int:
