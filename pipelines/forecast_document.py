@@ -117,7 +117,9 @@ def notes(
     elif size is None:
         found.append(f"bytes are not known: image rule {stored.profile.images.rule!r} has no pixels of a known size")
     elif size.is_assumed:
-        found.append(f"bytes: this release makes no pixels for image rule {stored.profile.images.rule!r}; flattened patches assumed")
+        found.append(
+            f"bytes: this release makes no pixels for image rule {stored.profile.images.rule!r}; flattened patches assumed"
+        )
     if any(not source.is_whole for source in sources):
         found.append("of large sources random slices of 256 rows were read; figures of samples that fit no pack are of these")
     return found

@@ -171,7 +171,8 @@ def _dealing_lines(document: Document) -> Iterator[str]:
         whole = f", more than all {num_train:,} of the dataset" if largest["num_samples"] > num_train else ""
         yield (
             f"{_setting(largest)}: a global batch takes {largest['num_samples']:,.0f} samples{whole}; as in training, "
-            f"{len(repeats)} of {len(document['sources'])} sources are repeated within it, {visible(most[0])} {most[1]:,.1f} times"
+            f"{len(repeats)} of {len(document['sources'])} sources are repeated within it, {visible(most[0])} "
+            f"{most[1]:,.1f} times"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_document import HOSTILE, RTL, build_document, summary_of
+from report_document import HOSTILE, RTL, build_document, build_forecast, summary_of
 from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.chrome.service import Service
@@ -21,6 +21,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
+from pipelines.forecast_text import closing_lines
 from pipelines.report_data import embedded_json, flat_histogram, merge_buckets
 from pipelines.report_page import render_page, visible
 
@@ -310,16 +311,41 @@ def test_numbers_are_for_people_and_exact_on_request(driver: webdriver.Chrome, t
     document = build_document(3)
     everything = document["profiles"]["qwen3-vl-8b"]["all"]
     everything |= {"num_tokens": 2_104_000_123_456, "num_samples": 340_200_000}
-    document["forecast"]["packing"] = {"num_packs": 12_000_000, "fill": "99.93 %"}
     document["notes"] = ["a note"]
     (tmp_path / "page.html").write_text(render_page(document), encoding="utf-8")
     page = Page(driver).open(tmp_path / "page.html")
     tiles = page.js("return [...document.querySelectorAll('.tile-value')].map(tile => [tile.textContent, tile.title])")
     assert ["2.1 T", "2,104,000,123,456"] in tiles
     assert ["340 M", "340,200,000"] in tiles
-    forecasts = page.js("return document.getElementById('forecasts').innerText")
-    assert "num packs\n12 M" in forecasts
-    assert "This version does not make one." in forecasts
+    assert "None was given." in page.one("#forecast").text
+    assert not page.driver.find_elements(By.CSS_SELECTOR, "nav a[href='#forecast']")
+
+
+def test_a_forecast_is_shown_in_tables_of_the_page(driver: webdriver.Chrome, tmp_path: Path) -> None:
+    document = build_document(3)
+    forecast = build_forecast("qwen3-vl-8b", "f" * 32)
+    document["forecast"] = {**forecast, "lines": [*closing_lines(forecast), HOSTILE]}
+    (tmp_path / "page.html").write_text(render_page(document), encoding="utf-8")
+    page = Page(driver).open(tmp_path / "page.html", scheme="dark")
+    assert page.one("nav a[href='#forecast']").text == "Forecast"
+    packing, balance = page.driver.find_elements(By.CSS_SELECTOR, "#forecasts table")
+    assert packing.find_element(By.CSS_SELECTOR, "tbody tr").text.startswith(
+        "8,192 99.963 % ± 0.002 99.993 % 7.3 14.8 19.8 k 11.8 MB"
+    )
+    rows = [row.text for row in balance.find_elements(By.CSS_SELECTOR, "tbody tr")]
+    assert rows[0] == "64 x 128 8,192 arrival 1.185 ± 0.001 1.000"
+    assert rows[2] == "ep auto 1.006 ± 0.001 +17.8 % ± 0.1 32.0 % 3.6 % 25 MB 21 ms"
+    assert page.js("return document.title") != "owned"
+    assert HOSTILE in page.one("#forecasts > .quiet").text
+    # Phones scroll the tables, not the page; paper shows them whole and light.
+    page.open(tmp_path / "page.html", width=390)
+    assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+    page.emulate(scheme="dark", media="print")
+    page.until("return document.documentElement.classList.contains('printing')")
+    assert page.js("return getComputedStyle(arguments[0]).overflowX", page.one("#forecasts .scroll")) == "visible"
+    page.emulate()
+    page.until("return !document.documentElement.classList.contains('printing')")
+    assert [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
 def test_a_dataset_without_a_profile_says_so(driver: webdriver.Chrome, tmp_path: Path) -> None:

@@ -66,9 +66,7 @@ def columns_of(table: IndexTable) -> RowColumns:
     return RowColumns(**counts, encoder_cost=costs[:, 0], llm_cost=costs[:, 1])
 
 
-def test_packs_are_those_of_the_loader_one_by_one(
-    url: str, table: IndexTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packs_are_those_of_the_loader_one_by_one(url: str, table: IndexTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows that Energon draws, watched as they come; the forecast makes of them the packs that the loader hands out."""
     came: list[int] = []
     seeds: list[tuple[int, int]] = []
@@ -248,7 +246,9 @@ def test_of_a_large_source_slices_are_read(table: IndexTable, monkeypatch: pytes
         assert (source.num_read, source.num_train) == (32, NUM_SAMPLES[source.name])
         assert not source.is_whole
         own = whole[table.rows_of_source(source.name).start :]
-        assert all(any((piece.num_tokens == own[at : at + 8]).all() for at in range(0, source.num_rows, 8)) for piece in source.slices)
+        assert all(
+            any((piece.num_tokens == own[at : at + 8]).all() for at in range(0, source.num_rows, 8)) for piece in source.slices
+        )
     again = read_rows(table, SOURCES, MODEL, max_rows=90)
     other = read_rows(table, SOURCES, MODEL, max_rows=90, seed=1)
     assert tokens(again) == tokens(found) != tokens(other)

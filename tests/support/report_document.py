@@ -374,6 +374,55 @@ def build_document(num_sources: int, *, seed: int = 7, is_hostile: bool = False,
     }
 
 
+def build_forecast(profile: str, fingerprint: str) -> dict[str, Any]:
+    """A forecast of one setting under expert groups, as `bayplan forecast` writes it."""
+
+    def about(value: float, error: float | None = 0.001) -> dict[str, Any]:
+        return {"value": value, "error": error}
+
+    def mode(name: str, imbalance: float, gain: float, moved: float, *, is_auto: bool = False) -> dict[str, Any]:
+        numbers = {
+            "imbalance": about(imbalance),
+            "gain": about(gain),
+            "moved_share": about(moved),
+            "off_node_share": about(moved / 9),
+        }
+        sizes = {"moved_bytes": about(5e9 * moved), "off_node_bytes": about(5e8 * moved)}
+        return {"mode": name, "is_auto": is_auto, **numbers, **sizes, "solver_seconds": 0.0213}
+
+    packing = {
+        "sequence_length": 8192, "num_packs": 43_621, "num_replicates": 5, "num_streams": 20, "num_drawn_samples": 554_348,
+        "efficiency": about(0.99963, 0.00002), "bound": about(0.99993), "alignment_loss": about(0.0),
+        "samples_per_pack": about(7.3), "images_per_pack": about(14.8), "most_images": 211, "patches_per_pack": about(19_769.0),
+        "most_patches": 32_700, "without_image": about(0.0047), "pack_bytes": about(11.8e6), "most_pack_bytes": 20_000_000,
+        "encoder_share": about(0.195), "num_looked_at": 2836, "refused": {"over_long": 28},
+        "refused_by_source": {HOSTILE: {"over_long": 28}},
+    }  # fmt: skip
+    balance = {
+        "sequence_length": 8192, "num_ranks": 64, "num_microbatches": 128, "num_packs": 8192, "num_samples": 59_962.0,
+        "is_sampled": False, "epochs_per_batch": {"maps": 3.5}, "arrival": about(1.185), "encoder_arrival": about(1.9),
+        "bound": about(1.0004, None),
+        "modes": [
+            mode("local", 1.032, 0.148, 0.0), mode("ep", 1.006, 0.178, 0.32, is_auto=True), mode("fsdp", 1.005, 0.179, 0.34),
+        ],
+    }  # fmt: skip
+    return {
+        "bayplan_forecast": 1,
+        "dataset": "s3://training-data/harbour-v3",
+        "profile": profile,
+        "profile_fingerprint": fingerprint,
+        "cost": {"name": "qwen3_vl_vit+qwen3_8b", "fingerprint": "c" * 32, "unit": "MFLOP", "source": "", "is_default": True},
+        "settings": {
+            "expert_parallel": 8, "synchronises": "batch", "ranks_per_node": 8, "alignment": 1, "max_images_per_pack": None,
+            "max_patches_per_pack": None, "buffer_size": 2000, "num_batches": 5, "seed": 0, "max_age": 5,
+        },
+        "sources": [{"name": HOSTILE, "weight": 1.0, "num_rows": 9, "num_read": 9, "num_train": 2836, "is_whole": True}],
+        "packing": [packing],
+        "balance": [balance],
+        "notes": [],
+    }  # fmt: skip
+
+
 def _mix(draw: random.Random, sources: dict[str, dict[str, Any]], num_tokens: int) -> None:
     drawn = {name: numbers["num_tokens"] ** 0.7 * draw.uniform(0.6, 1.8) for name, numbers in sources.items()}
     for name, numbers in sources.items():
