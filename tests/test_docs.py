@@ -35,7 +35,7 @@ SURFACE = {
     "pack": {"RECIPE", "--workers", "--address", "--limit", "--replace-changed", "--json"},
     "index": {"DATASET", "--workers", "--address", "--profile", "--recipe", "--replace-changed", "--json"},
     "run": {"RECIPE", "--workers", "--address", "--replace-changed", "--json"},
-    "report": {"DATASET", "--profile", "--cards", "--seed", "--to", "--json"},
+    "report": {"DATASET", "--profile", "--cards", "--seed", "--to", "--forecast", "--json"},
     "estimate": {"RECIPE", "--workers", "--address", "--cores", "--json"},
     "verify": {"DATASET", "--deep", "--workers", "--json"},
     "show": {"DATASET", "SOURCE[:N|:ID]", "--open", "--to"},
@@ -44,6 +44,11 @@ SURFACE = {
     "status": {"DATASET", "--json"},
     "image-tokens": {"[SIZE]...", "--rule", "--json"},
     "calibrate": {"TIMINGS...", "--to", "--json"},
+    "forecast": {
+        *("DATASET", "--profile", "--dp", "--microbatches", "--sequence-length", "--expert-parallel", "--synchronises"),
+        *("--gpus-per-node", "--cost", "--max-images-per-pack", "--max-patches-per-pack", "--alignment", "--buffer-size"),
+        *("--batches", "--seed", "--json"),
+    },
 }
 """Every command with its arguments and flags. Few flags; the recipe carries the rest."""
 

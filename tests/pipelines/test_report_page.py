@@ -332,7 +332,7 @@ def test_a_forecast_is_shown_in_tables_of_the_page(driver: webdriver.Chrome, tmp
     assert packing.find_element(By.CSS_SELECTOR, "tbody tr").text.startswith(
         "8,192 99.963 % ± 0.002 99.993 % 7.3 14.8 19.8 k 11.8 MB"
     )
-    rows = [row.text for row in balance.find_elements(By.CSS_SELECTOR, "tbody tr")]
+    rows = [" ".join(row.text.split()) for row in balance.find_elements(By.CSS_SELECTOR, "tbody tr")]
     assert rows[0] == "64 x 128 8,192 arrival 1.185 ± 0.001 1.000"
     assert rows[2] == "ep auto 1.006 ± 0.001 +17.8 % ± 0.1 32.0 % 3.6 % 25 MB 21 ms"
     assert page.js("return document.title") != "owned"
