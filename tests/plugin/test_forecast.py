@@ -322,3 +322,33 @@ def test_nothing_here_loads_torch_or_energon() -> None:
     code = "import sys, plugin.forecast; print([name for name in ('torch', 'megatron', 'ray') if name in sys.modules])"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_drawn_samples_wait_as_packs_dealt_from_one_long_stream_do() -> None:
+    """Of a web-like mix: `drawn_packs.dealt` packs and deals by other code; both see the same waiting and the same gain."""
+    from drawn_packs import MIXES, dealt, draw
+
+    from plugin.balance import assign, measure
+    from plugin.balance.costs import checked_costs
+
+    made = draw(MIXES["web"], 40_000, seed=1)
+    counts = {name: getattr(made.samples, name) for name in ("num_tokens", "num_images", "num_patches")}
+    columns = RowColumns(**counts, encoder_cost=made.encoder, llm_cost=made.llm)
+    source = SourceRows(name="web", weight=1, num_rows=40_000, num_read=40_000, slices=[columns])
+    settings = PackSettings(sequence_length=8192, buffer_size=1000)
+    pool = pack_pool([source], settings, num_packs=512, num_replicates=3, num_streams=1)
+    cluster = Cluster(num_ranks=16, expert_parallel=8)
+    found = balance(pool, cluster, 32)
+
+    meeting = cluster.topology.meeting(Mode.EP)
+    ratios = []
+    for seed in range(3):
+        costs = checked_costs(*dealt(MIXES["web"], 16, 32, seed=seed), 16)
+        plan = assign(costs.encoder, costs.llm, cluster.topology)
+        ratios.append((plan.before.ratio, measure(costs, plan.taken, meeting).ratio))
+    arrival, after = np.mean(ratios, axis=0)
+    (expert,) = (mode for mode in found.modes if mode.is_auto)
+    assert found.arrival.value == pytest.approx(arrival, abs=0.1)
+    assert expert.imbalance.value == pytest.approx(after, abs=0.02)
+    assert pool.efficiency.value > 0.999
+    assert expert.moved_share.value < 0.37
