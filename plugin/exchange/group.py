@@ -27,6 +27,7 @@ from packer.format.errors import BayplanError, UsageError
 from plugin.exchange.descriptors import make_room
 from plugin.exchange.errors import RankLeft, RankLost
 from plugin.exchange.settings import named
+from plugin.forks import begins_anew_after_fork
 
 NOTE_SECONDS = 5.0
 """How long a rank that failed waits for notes of the others."""
@@ -42,6 +43,8 @@ _made: Counter[tuple[str, tuple[int, ...]]] = Counter()
 """Groups of this process by purpose and ranks: members make them in the same order, so the number is part of the name."""
 _stores: list[Any] = []
 """The default store, and our connection to it: connecting takes seconds now and then."""
+_inherited: list[Any] = []
+"""In a loader worker, groups of the process it was forked from."""
 
 
 class GlooGroup:
@@ -78,6 +81,11 @@ class GlooGroup:
             raise RankLost(
                 f"connecting {named(self.ranks)} to exchange packs: {error}; all of them must make their loaders"
             ) from error
+        begins_anew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """A child never lets go of the group: that would wait for threads it does not have, or crash."""
+        _inherited.append(self._group)
 
     def gather(self, row: Bytes) -> Bytes:
         """[ranks, bytes]: everybody's row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,10 @@ from plugin.balance import Topology
 from plugin.reorder import BalancedPackLoader, BalanceSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
-SIZE = 2
-NUM_PACKS = 3 * MICROBATCHES
 WITH_COSTS = replace(SETTINGS, cost=COST)
+NUM_PACKS = 3 * MICROBATCHES
+FIRST, MIDDLE, LAST = MICROBATCHES + 1, MICROBATCHES + 3, 2 * MICROBATCHES
+"""Packs handed out after the first, a middle and the last microbatch of the second global batch."""
 
 
 @pytest.fixture(scope="module")
@@ -26,45 +27,71 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_stream(tmp_path_factory.mktemp("balanced") / "job")
 
 
+def started(size: int) -> Iterator[RankProcesses]:
+    ranks = RankProcesses(size, daemon=False, forked=True)
+    yield ranks
+    assert ranks.close() == [0] * size
+
+
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[RankProcesses]:
-    started = RankProcesses(SIZE, daemon=False)
-    yield started
-    assert started.close() == [0] * SIZE
+def two() -> Iterator[RankProcesses]:
+    yield from started(2)
 
 
-@pytest.mark.parametrize(("num_workers", "mode", "saved_at"), [(0, "auto", 7), (2, "ep", 5), (0, "dp", 1)])
+@pytest.fixture
+def four() -> Iterator[RankProcesses]:
+    yield from started(4)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "mode", "saved_at"),
+    [(0, "auto", (0, FIRST, MIDDLE, LAST)), (2, "ep", (FIRST, MIDDLE, LAST)), (0, "dp", (1,))],
+)
 def test_global_batches_hold_the_same_packs_and_go_on_where_they_were_saved(
-    ranks: RankProcesses, url: str, num_workers: int, mode: str, saved_at: int
+    two: RankProcesses, url: str, num_workers: int, mode: str, saved_at: Sequence[int]
 ) -> None:
-    found = ranks.run(balanced, url, num_workers, mode, NUM_PACKS, saved_at)
-    came = ranks.run(arrival, url, NUM_PACKS)
+    """With prefetching loader workers, and with none; workers have streams of their own."""
+    check(two, 2, url, num_workers, mode, saved_at, 1)
+
+
+def test_replicas_of_one_reader_are_dealt_real_packs_and_go_on_from_its_state(four: RankProcesses, url: str) -> None:
+    found = check(four, 4, url, 0, "auto", (MIDDLE,), 2)
+    assert found[0] == found[1] != found[2] == found[3]
+
+
+def check(
+    ranks: RankProcesses, size: int, url: str, num_workers: int, mode: str, saved_at: Sequence[int], peers: int
+) -> list[list[str]]:
+    """What each rank trained on."""
+    found = ranks.run(balanced, url, num_workers, mode, NUM_PACKS, saved_at, peers)
+    came = ranks.run(arrival, url, NUM_PACKS, peers)
     for outcome in (*found, *came):
         assert outcome is not None
         assert outcome.error is None, outcome.traceback
     for start in range(0, NUM_PACKS, MICROBATCHES):
         batch = slice(start, start + MICROBATCHES)
-        dealt = [pack for one in found for pack in one.value["whole"][batch]]
-        if not num_workers:  # workers have streams of their own
-            assert sorted(dealt) == sorted(pack for one in came for pack in one.value[batch])
-        assert len(dealt) == SIZE * MICROBATCHES
+        dealt = [pack for one in found[::peers] for pack in one.value["whole"][batch]]
+        if not num_workers:
+            assert sorted(dealt) == sorted(pack for one in came[::peers] for pack in one.value[batch])
+        assert len(dealt) == size // peers * MICROBATCHES
     for one in found:
-        assert one.value["tail"] == one.value["whole"][saved_at:]
+        for position in saved_at:
+            assert one.value["tails"][position] == one.value["whole"][position:], position
         assert "imbalance 0" not in one.value["balance"], "packs carry costs"
         assert one.value["num_packs"] == one.value["counters"]["packs"] == NUM_PACKS
-        assert one.value["counters"]["tokens"] > 0
-        assert one.value["counters"]["read_reads"] > 0
         assert f"{NUM_PACKS} packs" in one.value["line"]
         assert "dealt to" in one.value["line"]
+    assert all(one.value["counters"]["read_reads"] > 0 for one in found[::peers])
+    return [one.value["whole"] for one in found]
 
 
-def test_a_run_may_begin_to_balance_between_global_batches_and_leave_it_again(ranks: RankProcesses, url: str) -> None:
-    found = ranks.run(begins_to_balance, url, MICROBATCHES)
-    came = ranks.run(arrival, url, NUM_PACKS)
+def test_a_run_may_begin_to_balance_between_global_batches_and_leave_it_again(two: RankProcesses, url: str) -> None:
+    found = two.run(begins_to_balance, url, MICROBATCHES)
+    came = two.run(arrival, url, NUM_PACKS)
     packs = {key: sorted(pack for one in found for pack in one.value[key]) for key in ("dealt", "after")}
     for key, start in (("dealt", MICROBATCHES), ("after", 2 * MICROBATCHES)):
         assert packs[key] == sorted(pack for one in came for pack in one.value[start : start + MICROBATCHES])
-    assert [(one.value["step"], one.value["num_packs"]) for one in found] == [(2, 2 * MICROBATCHES)] * SIZE
+    assert [(one.value["step"], one.value["num_packs"]) for one in found] == [(2, 2 * MICROBATCHES)] * 2
 
 
 def test_a_state_without_balancing_in_the_middle_of_a_global_batch_is_refused(url: str) -> None:

@@ -49,7 +49,8 @@ def document(number: int, *parts: str) -> dict[str, Any]:
     return {"id": f"doc {number}", "content": kinds}
 
 
-# 29, one descriptor for four forked and four spawned readers, is in test_reader.py.
+# 29, one descriptor for four forked and four spawned readers, is in test_reader.py; 40 and 42 to 44, reordering, are in
+# test_reorder_gradients.py.
 
 
 @pytest.mark.parametrize("limit", [0, 3])

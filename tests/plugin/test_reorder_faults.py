@@ -1,5 +1,7 @@
 """Ranks that die, come too late, or leave: one clear error on every other rank, soon, and never a hang."""
 
+from pathlib import Path
+
 import pytest
 from exchange_scenarios import (
     damaged,
@@ -13,6 +15,7 @@ from exchange_scenarios import (
     resume_after,
 )
 from rank_processes import RankProcesses
+from reorder_restarts import NUM_PACKS, SAVED_BEFORE, broken_thread, gone_on, killed, leave_exchanging
 
 SOON_SECONDS = 20
 """Far below the deadline of 30 s, which would be the end if nobody were told."""
@@ -20,7 +23,7 @@ SOON_SECONDS = 20
 
 @pytest.fixture
 def ranks():
-    started = RankProcesses(4)
+    started = RankProcesses(4, forked=True)
     yield started
     started.close()
 
@@ -58,7 +61,48 @@ def test_a_rank_that_fails_in_the_middle_or_is_late_stops_all(ranks):
     assert [outcome.value for outcome in again] == [[f"{rank}/{number}/a" for number in range(5, 8)] for rank in range(4)]
 
 
-@pytest.mark.parametrize("scenario", [leave_waiting, leave_middle], ids=["in a gather", "in the middle of a batch"])
+@pytest.mark.parametrize("where", ["all-gather", "all-to-all"])
+def test_no_pack_is_lost_or_trained_twice_after_a_kill_and_a_restart(tmp_path: Path, where: str) -> None:
+    """From the newest states that all ranks have saved, in a world of new processes."""
+    first = RankProcesses(3, forked=True)
+    try:
+        *others, dead = first.run(killed, 3, 2, where, str(tmp_path))
+    finally:
+        first.close()
+    assert dead is None
+    for outcome in others:
+        assert outcome.error is None, outcome.traceback
+        assert outcome.value.startswith("RankLost: ")
+        assert "rank 2 of 3 gave no answer: killed" in outcome.value
+    again = RankProcesses(3, forked=True)
+    try:
+        found = again.run(gone_on, 3, str(tmp_path))
+    finally:
+        assert again.close() == [0] * 3
+    assert [outcome.error for outcome in found] == [None] * 3, found[0].traceback
+    assert all(len(outcome.value) == NUM_PACKS > SAVED_BEFORE for outcome in found)
+    trained = sorted(sample for outcome in found for sample in outcome.value)
+    assert trained == sorted(f"{rank}/{number}/a" for rank in range(3) for number in range(NUM_PACKS))
+
+
+def test_an_error_in_the_background_thread_is_raised_and_told_to_all() -> None:
+    three = RankProcesses(3, forked=True)
+    try:
+        found = [outcome.value for outcome in three.run(broken_thread, 3)]
+    finally:
+        assert three.close() == [0] * 3
+    assert found[1]["errors"] == ["MemoryError: no room for the plan"] * 2, "and at every further attempt"
+    for rank in (0, 2):
+        assert len(found[rank]["errors"]) == 2
+        assert all("rank 1 stopped: MemoryError: no room for the plan" in error for error in found[rank]["errors"])
+    assert all(one["taken"] <= 4 for one in found)
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [leave_waiting, leave_exchanging, leave_middle],
+    ids=["in a gather", "in an all-to-all", "in the middle of a batch"],
+)
 def test_a_process_leaves_while_its_thread_is_in_a_collective(scenario):
     two = RankProcesses(2)
     try:

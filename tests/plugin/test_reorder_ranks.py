@@ -11,6 +11,7 @@ from exchange_scenarios import (
     Sorted,
     differing,
     failing,
+    forked,
     made_pack,
     microbatches_by_step,
     other_groups,
@@ -91,7 +92,7 @@ def test_every_pack_arrives_whole_where_the_plan_says(ranks, planner, slice_byte
 
 
 def test_eight_ranks():
-    eight = RankProcesses(8)
+    eight = RankProcesses(8, forked=True)
     try:
         found = values(eight.run(train, 8, [6] * 8, {"num_microbatches": 3}))
         for step in range(2):
@@ -218,6 +219,11 @@ def test_peers_that_read_different_streams_are_told(ranks, num_stages):
 def test_groups_connect_where_ranks_have_other_groups_besides(ranks):
     """Ranks of a replica belong to different numbers of groups of the trainer."""
     assert values(ranks.run(other_groups, SIZE)) == [4] * SIZE
+
+
+def test_a_forked_loader_worker_lets_go_of_a_closed_group_unharmed(ranks):
+    """Groups have threads, which a child does not: without a word about forks it waits for them for ever, or crashes."""
+    assert values(ranks.run(forked, SIZE)) == [0] * SIZE
 
 
 @pytest.mark.parametrize("num_workers", [None, 0])

@@ -456,6 +456,19 @@ def replica_resume(size: int) -> tuple[list[Any], list[Any]]:
     return packs, [seen(pack) for pack in again]
 
 
+def forked(size: int) -> int:
+    """A loader worker is forked after a loader was closed, and collects what is left of that; how it ends."""
+    group = GlooGroup(range(size), purpose="forked", timeout_seconds=30.0)
+    group.gather(np.zeros(8, np.uint8))
+    group.close()
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        del group._group
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def leave_early(size: int) -> Any:
     """The last rank trains on one global batch and is done; the others hear of it before they take what is left of theirs."""
     loader: BalancedLoader | None = balanced(Source(dist.get_rank(), 40, slow_at=4), size)
