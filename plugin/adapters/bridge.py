@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packer.format.errors import UsageError
 from plugin.adapters.data_state import require_state
+from plugin.adapters.megatron_balance import Microbatches, RunFacts, balance_settings, surroundings
 from plugin.adapters.megatron_stream import MegatronStream, Place
 from plugin.settings import PackSettings, Peers
 
 try:
     from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider
     from megatron.bridge.training.callbacks import Callback, CallbackContext
-    from megatron.core import parallel_state
+    from megatron.core import num_microbatches_calculator, parallel_state
 except ImportError as error:
     if not (error.name or "").startswith(("megatron.bridge", "megatron.core")):
         raise
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from plugin.loader import PackLoader
+    from plugin.reorder import BalancedPackLoader
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,9 @@ class BayplanDatasetProvider(DatasetProvider):  # type: ignore[misc]
     seed: int = 0
     mrope: bool = False
     """Positions of three rows; Bridge's own Qwen models compute them."""
+    balance: dict[str, Any] | None = None
+    """Deal packs among ranks by cost, in training: fields of `BalanceSettings`, {} for all as they are; None: packs stay where
+    they are read. Needs `settings={"cost": ...}` and `BayplanCallback`."""
     dataloader_type: str | None = "external"
 
     @property
@@ -77,7 +82,20 @@ class BayplanDatasetProvider(DatasetProvider):  # type: ignore[misc]
         super().finalize()
         if self.dataloader_type != "external":
             raise UsageError(f"found dataloader_type {self.dataloader_type!r}, expected 'external': another loses the data state")
-        self.pack_settings()
+        settings = self.pack_settings()
+        if self.balance is None:
+            return
+        balance_settings(self.balance)
+        if settings.cost is None:
+            raise UsageError(
+                "found balance and settings without cost, expected settings={'cost': ...}: two presets as in "
+                "'qwen2_5_vl_vit+qwen3_8b', or a file"
+            )
+
+    def adopt(self, cfg: Any) -> None:
+        """Take over what balancing needs of the whole run's configuration; the callback does it, before the data is built."""
+        # No field, as above.
+        self._facts = RunFacts.of(cfg)
 
     def pack_settings(self) -> PackSettings:
         """Raises:
@@ -92,15 +110,53 @@ class BayplanDatasetProvider(DatasetProvider):  # type: ignore[misc]
         """Streams of `train` and `val` for this rank; no `test`: a dataset has those two splits."""
         self.finalize()
         place = place_of(context.pg_collection, sequence_parallel=self.sequence_parallel)
-        train = self._stream(place, "train") if context.train_samples else None
+        train = None
+        if context.train_samples and self.balance is None:
+            train = self._stream(place, "train")
+        elif context.train_samples:
+            train = self._balanced_stream(place, _groups(context.pg_collection))
         val = self._stream(place, "val") if context.valid_samples else None
         self._train_stream = train
         return train, val, None
 
+    def _balanced_stream(self, place: Place, groups: Any) -> MegatronStream:
+        """Every rank of the world makes its own, those that do not read too."""
+        from plugin.reorder import BalancedPackLoader
+
+        assert self.balance is not None
+        if (facts := getattr(self, "_facts", None)) is None:
+            raise UsageError(
+                "found balance and no BayplanCallback, expected pretrain(..., callbacks=[BayplanCallback(provider)]): it brings "
+                "the model's settings, by which ranks wait for each other"
+            )
+        if (before := self.train_stream) is not None and not before.is_closed:
+            raise UsageError(
+                "found a second training stream with balance, expected one for all model chunks of a rank: states of several are "
+                "saved by no trainer; take Megatron Bridge 0.6.2 or newer, or `chunk_iterators` in a loop of your own"
+            )
+        schedule = Microbatches(_calculator(), dp_size=place.size)
+        parallel, topology = surroundings(groups, facts.synchronises)
+        loader = BalancedPackLoader(
+            self.open_loader(place, "train"),
+            num_microbatches=schedule,
+            settings=balance_settings(self.balance, loss_per_token=facts.loss_per_token),
+            parallel=parallel,
+            topology=topology,
+        )
+        log.info("train of %s: balanced by mode %s over %d ranks", self.dataset_url, loader.mode, place.size)
+        return self._stream_over(loader, place, schedule)
+
+    def _stream_over(
+        self, loader: PackLoader | BalancedPackLoader, place: Place, schedule: Microbatches | None = None
+    ) -> MegatronStream:
+        return MegatronStream(
+            loader, size=place.size, normalise=loader.normalise, device=_device(), mrope=self.mrope, schedule=schedule
+        )
+
     def _stream(self, place: Place, split: Literal["train", "val"]) -> MegatronStream:
         loader = self.open_loader(place, split)
         log.info("%s of %s, profile %s: opened for %s", split, self.dataset_url, self.profile, place)
-        return MegatronStream(loader, size=place.size, normalise=loader.normalise, device=_device(), mrope=self.mrope)
+        return self._stream_over(loader, place)
 
     def open_loader(self, place: Place, split: Literal["train", "val"]) -> PackLoader:
         """The loader of one split."""
@@ -127,10 +183,7 @@ def place_of(groups: Any, *, sequence_parallel: bool) -> Place:
     """
     import torch.distributed
 
-    if groups is None and parallel_state.model_parallel_is_initialized():
-        from megatron.core.process_groups_config import ProcessGroupCollection
-
-        groups = ProcessGroupCollection.use_mpu_process_groups(["dp", "tp", "cp", "pp"])
+    groups = _groups(groups)
     if groups is not None:
         peers = Peers(
             tensor=groups.tp.size(),
@@ -146,6 +199,20 @@ def place_of(groups: Any, *, sequence_parallel: bool) -> Place:
             "`initialize_model_parallel` first, or give the context a `pg_collection`"
         )
     return Place()
+
+
+def _groups(groups: Any) -> Any:
+    """Those given, or Megatron's own, or None without any."""
+    if groups is not None or not parallel_state.model_parallel_is_initialized():
+        return groups
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    return ProcessGroupCollection.use_mpu_process_groups(["dp", "tp", "cp", "pp", "ep", "expt_tp"])
+
+
+def _calculator() -> Any:
+    """Megatron's own, of the whole process; it has no public name."""
+    return getattr(num_microbatches_calculator, "_GLOBAL_NUM_MICROBATCHES_CALCULATOR", None)
 
 
 def _device() -> torch.device:
@@ -175,6 +242,8 @@ class BayplanCallback(Callback):  # type: ignore[misc]
 
         state = context.state
         _refuse_unfit(state.cfg, self._provider)
+        if self._provider.balance is not None:
+            self._provider.adopt(state.cfg)
         if state.train_state.step and not self._starts_over:
             place = place_of(get_pg_collection(context.model), sequence_parallel=self._provider.sequence_parallel)
             folders = _state_folders(state.cfg.checkpoint, self._provider.dataloader_load)
@@ -192,6 +261,11 @@ class BayplanCallback(Callback):  # type: ignore[misc]
         step, stream = context.state.train_state.step, self._provider.train_stream
         if self._log_every_steps and step % self._log_every_steps == 0 and stream is not None:
             log.info("step %d: %s", step, stream.log_line())
+
+    def on_train_end(self, context: CallbackContext) -> None:
+        """Ends what a balanced stream has running; Bridge may save a checkpoint afterwards all the same."""
+        if (stream := self._provider.train_stream) is not None and self._provider.balance is not None:
+            stream.close()
 
 
 def _refuse_unfit(cfg: Any, provider: BayplanDatasetProvider) -> None:

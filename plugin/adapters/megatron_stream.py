@@ -47,6 +47,14 @@ class Loader(Protocol):
 
     def log_line(self) -> str: ...
 
+    def close(self) -> None: ...
+
+
+class Schedule(Protocol):
+    """How many packs each step takes, by what was consumed before it."""
+
+    def begin(self, step: int, num_consumed: int) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -69,6 +77,7 @@ class MegatronStream:
         normalise: Callable[[torch.Tensor], torch.Tensor] | None,
         device: torch.device | str,
         mrope: bool = False,
+        schedule: Schedule | None = None,
     ) -> None:
         """Nothing is read before the first `__next__`.
 
@@ -76,12 +85,16 @@ class MegatronStream:
             size: data-parallel ranks, each of which has such a stream.
             normalise: uint8 pixels of a pack -> what the vision encoder takes, on the tensor's own device.
             mrope: see `to_megatron`.
+            schedule: of a balanced loader; it is told where the run goes on.
         """
         self.loader = loader
         self._size, self._normalise = size, normalise
         self._device, self._mrope = device, mrope
+        self._schedule = schedule
         self._position = 0
         self._has_started = False
+        self._last: dict[str, Any] | None = None
+        """The state where it was closed."""
 
     @property
     def position(self) -> int:
@@ -111,11 +124,14 @@ class MegatronStream:
         except StopIteration:
             raise UsageError(
                 "found no pack for this rank in a whole pass over the data, expected at least one for each of "
-                f"{self._size} ranks; train on fewer ranks or with fewer workers, or add data"
+                f"{self._size} ranks; train on fewer ranks or with fewer workers, or add data (a balanced loader ends for good: "
+                "balance a stream that never ends)"
             ) from None
 
     def save_state(self) -> dict[str, Any]:
         """Where the stream stands after the last microbatch: builtin values around the loader's own state."""
+        if self._last is not None:
+            return self._last
         return {"kind": _KIND, "version": STATE_VERSION, "position": self._position, "loader": self.loader.save_state()}
 
     def restore_state(self, state: Any) -> None:
@@ -138,8 +154,13 @@ class MegatronStream:
                 f"restore_state: found a state of version {state.get('version')}, expected {STATE_VERSION}; resume with the "
                 "release that saved it"
             )
-        self.loader.restore_state(state["loader"])
+        self._go_on(state["loader"], state["position"])
         self._position = state["position"]
+
+    def _go_on(self, state: Any, position: int) -> None:
+        if self._schedule is not None and isinstance(state, Mapping) and {"step", "yielded"} <= state.keys():
+            self._schedule.begin(state["step"], position - self._size * state["yielded"])
+        self.loader.restore_state(state)
 
     def refuse_other_position(self, num_consumed: int) -> None:
         """Args:
@@ -166,6 +187,8 @@ class MegatronStream:
             raise UsageError(f"start over: found a stream at {self._position} packs, expected a new one; leave `starts_over` out")
         log.warning("the data starts over; the model has trained on %d packs", num_consumed)
         self._position = num_consumed
+        if self._schedule is not None:
+            self._schedule.begin(0, num_consumed)
 
     def counters(self) -> dict[str, Any]:
         """The loader's, and the position."""
@@ -174,3 +197,16 @@ class MegatronStream:
     def log_line(self) -> str:
         """The loader's counters of the latest step."""
         return self.loader.log_line()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._last is not None
+
+    def close(self) -> None:
+        """End threads, connections and workers. The state can still be saved: trainers do so after their last step."""
+        if self._last is not None:
+            return
+        try:
+            self._last = self.save_state()
+        finally:
+            self.loader.close()

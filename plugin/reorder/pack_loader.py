@@ -98,6 +98,8 @@ class BalancedPackLoader:
         self._num_microbatches, self._micro_batch_size = num_microbatches, micro_batch_size
         self._counters = StreamCounters()
         self._reported: Mapping[str, Any] = self._counters.totals()
+        self.mode = topology.resolve(settings.mode)
+        """What is balanced; never `auto`."""
         self._balanced = BalancedLoader(
             loader,
             parallel=parallel,
@@ -140,6 +142,10 @@ class BalancedPackLoader:
     def normalise(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """As the loader's."""
         return self.loader.normalise
+
+    def num_microbatches(self, step: int) -> int:
+        """Of a rank, at a step counted from the beginning of training."""
+        return self._num_microbatches(step) if callable(self._num_microbatches) else self._num_microbatches
 
     @property
     def balance(self) -> Counters:
@@ -201,8 +207,7 @@ class BalancedPackLoader:
         """A run that begins to balance."""
         num_packs, step, counted = int(state["num_packs"]), 0, 0
         while counted < num_packs:
-            number = self._num_microbatches(step) if callable(self._num_microbatches) else self._num_microbatches
-            counted += number * self._micro_batch_size
+            counted += self.num_microbatches(step) * self._micro_batch_size
             step += 1
         if counted != num_packs:
             raise UsageError(

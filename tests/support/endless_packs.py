@@ -39,3 +39,6 @@ class HandMadeLoader:
 
     def log_line(self) -> str:
         return f"{self.num_packs} packs"
+
+    def close(self) -> None:
+        self.packs = ()
