@@ -98,6 +98,7 @@ class BalancedPackLoader:
         self._num_microbatches, self._micro_batch_size = num_microbatches, micro_batch_size
         self._counters = StreamCounters()
         self._reported: Mapping[str, Any] = self._counters.totals()
+        self.topology = topology
         self.mode = topology.resolve(settings.mode)
         """What is balanced; never `auto`."""
         self._balanced = BalancedLoader(

@@ -6,7 +6,7 @@ import hashlib
 import multiprocessing
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,12 @@ class Layout:
     tensor: int = 1
     context: int = 1
     pipeline: int = 1
+    expert: int = 1
+    expert_tensor: int | None = None
+    """Ranks that share the tensors of an expert; None: those that share the model's."""
     sequence_parallel: bool = False
     num_workers: int = 0
+    balance: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +59,20 @@ class Seen:
     """Of a new provider that was given the state of another number of data-parallel ranks."""
 
 
-def run_job(dataset: str, folder: Path, layouts: Sequence[Layout], num_ranks: int) -> list[list[Seen]]:
-    """For each layout, what each rank saw."""
+def run_job(
+    dataset: str, folder: Path, layouts: Sequence[Layout], num_ranks: int, see: Callable[[str, Path, Layout], Any] | None = None
+) -> list[list[Any]]:
+    """For each layout, what each rank saw.
+
+    Args:
+        see: a function of a module, called on each rank with the dataset, a folder and a layout; None: `streams`.
+    """
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    ranks = [context.Process(target=_rank, args=(dataset, folder, layouts, rank, num_ranks, queue)) for rank in range(num_ranks)]
+    ranks = [
+        context.Process(target=_rank, args=(dataset, folder, layouts, rank, num_ranks, see or streams, queue))
+        for rank in range(num_ranks)
+    ]
     for process in ranks:
         process.start()
     found: dict[int, Any] = {}
@@ -77,15 +90,19 @@ def run_job(dataset: str, folder: Path, layouts: Sequence[Layout], num_ranks: in
     return [[found[rank][place] for rank in range(num_ranks)] for place in range(len(layouts))]
 
 
-def _rank(dataset: str, folder: Path, layouts: Sequence[Layout], rank: int, num_ranks: int, queue: Any) -> None:
+def _rank(
+    dataset: str, folder: Path, layouts: Sequence[Layout], rank: int, num_ranks: int, see: Callable[..., Any], queue: Any
+) -> None:
     try:
-        queue.put((rank, _see_all(dataset, folder, layouts, rank, num_ranks)))
+        queue.put((rank, _see_all(dataset, folder, layouts, rank, num_ranks, see)))
     except BaseException:
         queue.put((rank, traceback.format_exc()))
         raise
 
 
-def _see_all(dataset: str, folder: Path, layouts: Sequence[Layout], rank: int, num_ranks: int) -> list[Seen]:
+def _see_all(
+    dataset: str, folder: Path, layouts: Sequence[Layout], rank: int, num_ranks: int, see: Callable[..., Any]
+) -> list[Any]:
     warnings.simplefilter("ignore")
     bridge_classes.prepare()
     import torch
@@ -99,29 +116,32 @@ def _see_all(dataset: str, folder: Path, layouts: Sequence[Layout], rank: int, n
             tensor_model_parallel_size=layout.tensor,
             context_parallel_size=layout.context,
             pipeline_model_parallel_size=layout.pipeline,
+            expert_model_parallel_size=layout.expert,
+            expert_tensor_parallel_size=layout.expert_tensor,
         )
-        found.append(_see(dataset, folder / f"layout-{place}", layout))
+        found.append(see(dataset, folder / f"layout-{place}", layout))
         torch.distributed.barrier()
         parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
     return found
 
 
-def _see(dataset: str, folder: Path, layout: Layout) -> Seen:
+def streams(dataset: str, folder: Path, layout: Layout) -> Seen:
+    """A rank's stream as it is read, saved and resumed."""
     import torch
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     groups = ProcessGroupCollection.use_mpu_process_groups()
     functions = bridge_classes.checkpointing()
     first = _iterator(dataset, layout, groups)
-    before = tuple(_digest(next(first)) for _ in range(NUM_PACKS))
+    before = tuple(digest(next(first)) for _ in range(NUM_PACKS))
     functions.maybe_save_dataloader_state([], first, NUM_PACKS, str(folder), pg_collection=groups)
     torch.distributed.barrier()
-    after = tuple(_digest(next(first)) for _ in range(NUM_PACKS))
+    after = tuple(digest(next(first)) for _ in range(NUM_PACKS))
     # The groups given and Megatron's own must come to the same.
     second = _iterator(dataset, layout, None)
     functions.maybe_load_dataloader_state(second, NUM_PACKS, str(folder), pg_collection=groups)
-    resumed = tuple(_digest(next(second)) for _ in range(NUM_PACKS))
+    resumed = tuple(digest(next(second)) for _ in range(NUM_PACKS))
     for each in (first, second):
         each.iterable.loader.close()
     return Seen(
@@ -166,7 +186,7 @@ def _iterator(dataset: str, layout: Layout, groups: Any) -> Any:
     return RerunDataIterator(provider.build_datasets(context)[0])
 
 
-def _digest(microbatch: dict[str, Any]) -> Microbatch:
+def digest(microbatch: dict[str, Any]) -> Microbatch:
     digest = hashlib.sha256()
     for name in ("tokens", "labels", "loss_mask", "position_ids", "cu_seqlens_q"):
         digest.update(microbatch[name].numpy().tobytes())
