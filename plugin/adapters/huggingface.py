@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import safe_open
 from transformers import TrainerCallback
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from packer.format.errors import UsageError
 from plugin.adapters.rank_states import HasState, restore_rank, save_rank
+from plugin.balance import Mode
 from plugin.batch import to_hf
 from plugin.batch.facts import IGNORED
 from plugin.batch.torch_batch import TorchBatch
+from plugin.reorder import BalancedPackLoader
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
@@ -57,12 +60,14 @@ class TrainerPacks:
             except StopIteration:
                 log.info("the data of this rank begins anew")
         raise UsageError(
-            "found no pack for this rank in a whole pass over the data, expected one; train on fewer ranks, or add data"
+            "found no pack for this rank in a whole pass over the data, expected one; train on fewer ranks, or add data (a "
+            "balanced loader ends for good: balance a stream that never ends)"
         )
 
 
 class BayplanTrainerMixin(_Trainer):
-    """Before `Trainer` among the bases; `train_dataset` is a `PackLoader` of this process's rank. Adds `BayplanCallback`.
+    """Before `Trainer` among the bases; `train_dataset` is a `PackLoader` of this process's rank, or a `BalancedPackLoader`. Adds
+    `BayplanCallback`.
 
     One pack is one batch: `per_device_train_batch_size` 1, and `gradient_accumulation_steps` for more.
     """
@@ -87,6 +92,9 @@ class BayplanTrainerMixin(_Trainer):
             )
         refuse_unfit(self.args)
         self._refuse_other_place(loader)
+        if isinstance(loader, BalancedPackLoader):
+            sharded = self.is_fsdp_enabled or is_deepspeed_zero3_enabled()  # type: ignore[no-untyped-call]
+            refuse_unfit_balance(loader, self.args.gradient_accumulation_steps, self.args.max_steps, shards_parameters=sharded)
         self._data_callback = next((each for each in self.callback_handler.callbacks if isinstance(each, BayplanCallback)), None)
         if self._data_callback is None:
             self._data_callback = BayplanCallback(loader)
@@ -171,6 +179,11 @@ class BayplanCallback(TrainerCallback):
         if self._log_every_steps and state.global_step % self._log_every_steps == 0:
             log.info("step %d: %s", state.global_step, self._loader.log_line())
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        """Ends what a balanced loader has running: other ranks would wait for its part in the batch after the last."""
+        if isinstance(self._loader, BalancedPackLoader):
+            self._loader.close()
+
 
 def _checkpoint(args: Any, state: Any) -> str:
     return os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
@@ -192,6 +205,28 @@ def refuse_unfit(args: Any) -> None:
     wrong = [f"{name} {getattr(args, name)!r}, expected {why}" for name, (fits, why) in needs.items() if not fits]
     if wrong:
         raise UsageError(f"these TrainingArguments do not go with a stream of packs: found {'; '.join(wrong)}")
+
+
+def refuse_unfit_balance(loader: BalancedPackLoader, accumulated: int, num_steps: int, *, shards_parameters: bool) -> None:
+    """Args:
+        accumulated: packs of a rank to an optimizer step.
+        shards_parameters: as ZeRO-3 and FSDP do.
+
+    Raises:
+        UsageError: steps would take others than the packs that were dealt for them.
+    """
+    wrong = {loader.num_microbatches(step) for step in (0, max(0, num_steps - 1))} - {accumulated}
+    if wrong:
+        raise UsageError(
+            f"found a balanced loader with num_microbatches {min(wrong)} and gradient_accumulation_steps {accumulated}, expected "
+            "the same: packs are dealt within an optimizer step; make it with num_microbatches=args.gradient_accumulation_steps"
+        )
+    if shards_parameters and accumulated > 1 and loader.mode is Mode.DP:
+        log.warning(
+            "packs are balanced for ranks that meet once a step, and under ZeRO-3 or FSDP they meet at each microbatch: give the "
+            "balanced loader topology=Topology(num_ranks=%d, synchronises='microbatch')",
+            loader.world_size,
+        )
 
 
 def refuse_unread_weights(model: Any, folder: str) -> None:
@@ -251,7 +286,12 @@ def keep_data_state(accelerator: Any, loader: HasState) -> tuple[Callable[[], No
 
     Returns:
         What undoes it: of saving, of loading.
+
+    Raises:
+        UsageError: a balanced loader, and an accelerator that accumulates another number of packs.
     """
+    if isinstance(loader, BalancedPackLoader) and accelerator.gradient_accumulation_steps > 1:
+        refuse_unfit_balance(loader, accelerator.gradient_accumulation_steps, 1, shards_parameters=False)
     saving = accelerator.register_save_state_pre_hook(lambda models, weights, folder: save_rank(loader, folder))
     loading = accelerator.register_load_state_pre_hook(lambda models, folder: restore_rank(loader, folder))
     return saving.remove, loading.remove

@@ -25,10 +25,17 @@ from torchrun import torchrun
 from transformers import Qwen2Config, Trainer, TrainingArguments
 
 from packer.format.errors import FormatError, UsageError
-from plugin.adapters.huggingface import BayplanCallback, BayplanTrainerMixin, keep_data_state, takes_mrope
+from plugin.adapters.huggingface import (
+    BayplanCallback,
+    BayplanTrainerMixin,
+    keep_data_state,
+    refuse_unfit_balance,
+    takes_mrope,
+)
 from plugin.adapters.rank_states import restore_rank, save_rank, state_file
 from plugin.batch import to_hf
 from plugin.loader import PackLoader
+from plugin.reorder import BalancedPackLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true", "ignore:This process .* is multi-threaded")
 
@@ -201,6 +208,82 @@ def test_each_rank_trains_on_its_own_packs_and_all_tokens_count(url: str, tmp_pa
         restore_rank(other, tmp_path / "checkpoint-3")
 
 
+COST = replace(SETTINGS, cost="qwen2_5_vl_vit+qwen3_8b", ensure_image=True)
+
+
+def test_ranks_train_on_the_packs_that_are_dealt_to_them(url: str, tmp_path: Path) -> None:
+    """Two processes over gloo; the state that Trainer saved goes on behind the last step."""
+    torchrun(Path(hf_rank.__file__), url, str(tmp_path), "balance", num_ranks=2)
+    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    arrived: list[list[list[str]]] = []
+    for rank in range(2):
+        with opened(url, COST, rank=rank, world_size=2) as loader:
+            arrived.append([list(next(loader).batch.sample_ids) for _ in range(8)])
+    for step in range(3):
+        batch = slice(2 * step, 2 * step + 2)
+        assert sorted(found[0]["ids"][batch] + found[1]["ids"][batch]) == sorted(arrived[0][batch] + arrived[1][batch])
+    assert found[0]["losses"] == found[1]["losses"]
+    assert [len(one["ids"]) for one in found] == [6, 6]
+    for rank in range(2):
+        with opened(url, COST, rank=rank, world_size=2) as loader:
+            with open(state_file(tmp_path / "checkpoint-3", rank), "rb") as file:
+                state = pickle.load(file)["loader"]
+            assert (state["step"], state["yielded"], state["num_packs"]) == (3, 0, 6)
+            loader.restore_state(state["snapshot"])
+            assert list(next(loader).batch.sample_ids) == arrived[rank][6]
+
+
+def balanced(url: str, number: int = 2, **arguments: Any) -> BalancedPackLoader:
+    return BalancedPackLoader(opened(url, COST, **arguments), num_microbatches=number)
+
+
+@pytest.fixture(scope="module")
+def balanced_run(url: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    output = tmp_path_factory.mktemp("run")
+    loader = balanced(url)
+    trainer = trainer_of(loader, output)
+    trainer.train()
+    with pytest.raises(StopIteration):  # the end of the run closes it
+        next(loader)
+    return output, losses(trainer)
+
+
+def test_a_balanced_run_has_the_losses_of_one_that_is_not(url: str, balanced_run: Any, tmp_path: Path) -> None:
+    with opened(url, COST) as loader:
+        trainer = trainer_of(loader, tmp_path)
+        trainer.train()
+    assert balanced_run[1] == pytest.approx(losses(trainer), rel=1e-3)
+
+
+def test_a_balanced_run_that_is_resumed_has_the_same_losses(url: str, balanced_run: Any, tmp_path: Path) -> None:
+    checkpoint = str(balanced_run[0] / "checkpoint-2")
+    with balanced(url) as loader:
+        trainer = trainer_of(loader, tmp_path, type(tiny_qwen25()).from_pretrained(checkpoint))
+        trainer.train(resume_from_checkpoint=checkpoint)
+        assert losses(trainer) == balanced_run[1]
+        assert loader.num_packs == 8
+
+
+def test_a_balanced_loader_that_deals_other_steps_is_refused(url: str, tmp_path: Path) -> None:
+    with balanced(url, 3) as loader, pytest.raises(UsageError, match=r"num_microbatches 3 and gradient_accumulation_steps 2,"):
+        trainer_of(loader, tmp_path)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    with balanced(url) as loader, pytest.raises(UsageError, match=r"num_microbatches 2 and gradient_accumulation_steps 4,"):
+        keep_data_state(accelerator, loader)
+    with BalancedPackLoader(opened(url, COST), num_microbatches=lambda step: 2 + step // 3) as loader:
+        with pytest.raises(UsageError, match=r"num_microbatches 3 and gradient_accumulation_steps 2,"):
+            trainer_of(loader, tmp_path)
+        trainer_of(loader, tmp_path, max_steps=3)
+
+
+def test_ranks_that_meet_at_each_microbatch_should_be_balanced_so(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with balanced(url) as loader:
+        refuse_unfit_balance(loader, 2, 4, shards_parameters=False)
+        assert not caplog.records
+        refuse_unfit_balance(loader, 2, 4, shards_parameters=True)
+    assert "topology=Topology(num_ranks=1, synchronises='microbatch')" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -307,16 +390,18 @@ def test_a_state_of_another_version_is_refused(url: str, tmp_path: Path) -> None
         restore_rank(loader, tmp_path)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_accelerates_checkpoints_take_the_loader_along(url: str, tmp_path: Path, num_workers: int) -> None:
+@pytest.mark.parametrize(("open_loader", "num_workers"), [(opened, 0), (opened, 2), (balanced, 0)])
+def test_accelerates_checkpoints_take_the_loader_along(
+    url: str, tmp_path: Path, open_loader: Callable[..., Any], num_workers: int
+) -> None:
     accelerator = Accelerator(cpu=True)
-    with opened(url, num_workers=num_workers) as loader:
+    with open_loader(url, num_workers=num_workers) as loader:
         stop_saving, stop_loading = keep_data_state(accelerator, loader)
         ids(pack for _, pack in zip(range(3), loader, strict=False))
         accelerator.save_state(str(tmp_path / "state"))
         following = [next(loader).batch.sample_ids for _ in range(3)]
         stop_saving(), stop_loading()
-    with opened(url, num_workers=num_workers) as again:
+    with open_loader(url, num_workers=num_workers) as again:
         keep_data_state(accelerator, again)
         accelerator.load_state(str(tmp_path / "state"))
         assert [next(again).batch.sample_ids for _ in range(3)] == following

@@ -114,11 +114,13 @@ def balanced_streams(dataset: str, folder: Path, layout: Layout) -> BalancedSeen
         after = _packs(first, NUM_AFTER)
         consumed = (NUM_BEFORE + NUM_AFTER) * size
         saved = first.iterable.save_state()["position"]
+        torch.distributed.barrier()  # as the last step's gradients are one
         fire(provider, "on_train_start", "on_train_end", groups=groups, step=3, consumed=consumed)
         # The groups given and Megatron's own must come to the same.
         again, second, _ = build(dataset, layout, None, balance=layout.balance)
         load(second, 1, str(folder), pg_collection=groups)
         resumed = _packs(second, NUM_AFTER)
+        torch.distributed.barrier()
         fire(again, "on_train_end", groups=groups)
         _, plain, _ = build(dataset, layout, groups, balance=None)
         arrived = _packs(plain, NUM_BEFORE + NUM_AFTER)
