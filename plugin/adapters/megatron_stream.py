@@ -158,8 +158,11 @@ class MegatronStream:
         self._position = state["position"]
 
     def _go_on(self, state: Any, position: int) -> None:
-        if self._schedule is not None and isinstance(state, Mapping) and {"step", "yielded"} <= state.keys():
+        is_balanced = isinstance(state, Mapping) and {"step", "yielded", "snapshot"} <= state.keys()
+        if is_balanced and self._schedule is not None:
             self._schedule.begin(state["step"], position - self._size * state["yielded"])
+        elif is_balanced and not state["yielded"]:
+            state = state["snapshot"]  # of a run that leaves balancing between two global batches
         self.loader.restore_state(state)
 
     def refuse_other_position(self, num_consumed: int) -> None:

@@ -86,7 +86,10 @@ def restore_rank(loader: HasState, folder: str | Path, *, step: int | None = Non
             f"data state in {folder}: found one of step {document['step']}, expected step {step}, where the model stands: the "
             f"folder holds files of two checkpoints; resume from another, {WAY_OUT}"
         )
-    loader.restore_state(document["loader"])
+    state = document["loader"]
+    if not hasattr(loader, "balance") and isinstance(state, dict) and state.get("snapshot") and not state.get("yielded"):
+        state = state["snapshot"]  # of a run that leaves balancing between two global batches
+    loader.restore_state(state)
 
 
 def _others(folder: Path) -> str:
