@@ -6,6 +6,7 @@ that a resumed run sees the same packs or says why it cannot.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -171,6 +172,9 @@ class PackLoader:
             raise UsageError("found two threads that ask one stream for packs at once, expected one; put a lock around it")
         try:
             if self._iterator is None:
+                if self.num_workers:
+                    # A forked worker collects what is garbage here, and what has threads (gloo) ends it by a crash, or never.
+                    gc.collect()
                 self._iterator = iter(self._loader)
                 self._has_begun = True
             pack = next(self._iterator)

@@ -162,7 +162,7 @@ class MegatronStream:
         if is_balanced and self._schedule is not None:
             self._schedule.begin(state["step"], position - self._size * state["yielded"])
         elif is_balanced and not state["yielded"]:
-            state = state["snapshot"]  # of a run that leaves balancing between two global batches
+            state = state["snapshot"]  # Of a run that leaves balancing between two global batches.
         self.loader.restore_state(state)
 
     def refuse_other_position(self, num_consumed: int) -> None:

@@ -87,8 +87,8 @@ def restore_rank(loader: HasState, folder: str | Path, *, step: int | None = Non
             f"folder holds files of two checkpoints; resume from another, {WAY_OUT}"
         )
     state = document["loader"]
-    if not hasattr(loader, "balance") and isinstance(state, dict) and state.get("snapshot") and not state.get("yielded"):
-        state = state["snapshot"]  # of a run that leaves balancing between two global batches
+    if isinstance(state, dict) and state.get("snapshot") and not state.get("yielded") and not hasattr(type(loader), "balance"):
+        state = state["snapshot"]  # Of a run that leaves balancing between two global batches.
     loader.restore_state(state)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +30,29 @@ NUM_STEPS = 60
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_stream(tmp_path_factory.mktemp("stream") / "job")
+
+
+class Garbage:
+    """Of the kind that only the collector finds; says in which process it was destroyed."""
+
+    def __init__(self, file: Path) -> None:
+        self.itself, self.file = self, file
+
+    def __del__(self) -> None:
+        with open(self.file, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def test_what_is_garbage_here_is_not_destroyed_by_workers(url: str, tmp_path: Path) -> None:
+    """A group of gloo would end them: its threads are not there."""
+    gc.disable()
+    try:
+        Garbage(tmp_path / "destroyed")
+        with opened(url, num_workers=1) as stream:
+            next(stream)
+    finally:
+        gc.enable()
+    assert (tmp_path / "destroyed").read_text() == f"{os.getpid()}\n"
 
 
 @pytest.fixture(scope="module")
