@@ -26,7 +26,8 @@ from tokenizers import Tokenizer
 from torchrun import torchrun
 from transformers import TrainingArguments
 
-from plugin import PackLoader, PackSettings, Peers
+from plugin import PackLoader, PackSettings, Peers, cost_model
+from plugin.adapters.megatron_balance import balance_settings
 from plugin.batch import Patches, to_hf, to_megatron
 from plugin.host_memory import HostMemory
 
@@ -87,6 +88,7 @@ def run(
 
 def test_every_trainer_has_an_example_that_bounds_the_encoders_memory() -> None:
     linked = re.findall(r"\]\(#([a-z0-9-]+)\)", DOCUMENT.partition("\n## ")[0])
+    linked.remove("balancing")  # no example of its own
     anchors = [re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in EXAMPLES]
     assert linked == anchors
     assert all("max_patches_per_pack" in code(title) for title in EXAMPLES if title != "Raw samples")
@@ -118,15 +120,17 @@ def test_the_log_line_that_is_shown_is_the_loaders(run: Callable[[str], str]) ->
     assert {re.sub(r"by source: .*", "", re.sub(r"[\d,.]+", "N", line)) for line in printed} == {pattern}
 
 
-def test_ranks_run_and_go_on_where_they_were(demo: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("title", "num_packs"), [("PyTorch on several ranks", 6), ("Balancing in PyTorch", 8)])
+def test_ranks_run_and_go_on_where_they_were(demo: Path, tmp_path: Path, title: str, num_packs: int) -> None:
     for name in ("demo-dataset", "Qwen"):
         (tmp_path / name).symlink_to(demo / name)
     script = tmp_path / "train.py"
-    script.write_text(code("PyTorch on several ranks"))
+    script.write_text(code(title))
     outs = [torchrun(script, num_ranks=2) for _ in range(2)]
     lines = sorted(re.findall(r"^rank (\d) pack (\d): (.*)$", "".join(outs), re.MULTILINE))
-    assert [line[:2] for line in lines] == [(str(rank), str(pack)) for rank in range(2) for pack in range(1, 7)]
-    assert len({ids for _, _, ids in lines}) == 12
+    assert [line[:2] for line in lines] == [(str(rank), str(pack)) for rank in range(2) for pack in range(1, num_packs + 1)]
+    assert len({ids for _, _, ids in lines}) == 2 * num_packs
+    assert "dealt to" in outs[1] or not title.startswith("Balancing")
 
 
 def test_energons_own_loader_runs(run: Callable[[str], str]) -> None:
@@ -147,6 +151,16 @@ def test_trainer_runs_and_resumes(run: Callable[[str], str], tmp_path: Path, cap
     assert [entry["loss"] for entry in again["log_history"]] == [entry["loss"] for entry in state["log_history"]]
 
 
+def test_a_balanced_trainer_runs_and_resumes(run: Callable[[str], str], tmp_path: Path) -> None:
+    text = code("Balancing in Trainer and DeepSpeed")
+    run(text)
+    state = json.loads((tmp_path / "run/checkpoint-2/trainer_state.json").read_text())
+    shutil.rmtree(tmp_path / "run/checkpoint-2")
+    run(text)
+    again = json.loads((tmp_path / "run/checkpoint-2/trainer_state.json").read_text())
+    assert [entry["loss"] for entry in again["log_history"]] == [entry["loss"] for entry in state["log_history"]]
+
+
 def test_rows_come(run: Callable[[str], str]) -> None:
     assert len(re.findall(r"^\S+ \[.*\] \[.*\]$", run(code("Raw samples")), re.MULTILINE)) == 4
 
@@ -161,19 +175,24 @@ def test_the_example_of_zero_3_is_trainers_with_an_image_in_every_pack() -> None
     assert (config["train_micro_batch_size_per_gpu"], config["zero_optimization"]["stage"]) == (1, 3)
 
 
-def test_the_example_of_bridge_names_what_there_is() -> None:
+@pytest.mark.parametrize("title", ["Megatron Bridge", "Balancing in Megatron Bridge"])
+def test_the_example_of_bridge_names_what_there_is(title: str) -> None:
     """Bridge needs a GPU for a step; the classes are looked up without importing it."""
     classes = {node.name: node for node in ast.parse((ROOT / "plugin/adapters/bridge.py").read_text()).body
                if isinstance(node, ast.ClassDef)}  # fmt: skip
     provider = {node.target.id for node in classes["BayplanDatasetProvider"].body if isinstance(node, ast.AnnAssign)}
     (made,) = (node for node in classes["BayplanCallback"].body if getattr(node, "name", "") == "__init__")
-    example = ast.parse(code("Megatron Bridge"))
+    example = ast.parse(code(title))
     calls = {getattr(node.func, "id", ""): node for node in ast.walk(example) if isinstance(node, ast.Call)}
     inherited = {"num_workers"}
     assert {keyword.arg for keyword in calls["BayplanDatasetProvider"].keywords} <= provider | inherited
     assert {keyword.arg for keyword in calls["BayplanCallback"].keywords} <= {argument.arg for argument in made.args.kwonlyargs}
     (imported,) = (node for node in example.body if isinstance(node, ast.ImportFrom) and node.module == "plugin.adapters.bridge")
     assert {name.name for name in imported.names} <= classes.keys()
+    given = {keyword.arg: keyword.value for keyword in calls["BayplanDatasetProvider"].keywords}
+    if "balance" in given:
+        balance_settings(ast.literal_eval(given["balance"]))
+        cost_model(ast.literal_eval(given["settings"])["cost"])
 
 
 def test_the_document_lists_every_key_with_its_type(demo: Path) -> None:

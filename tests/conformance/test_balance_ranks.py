@@ -11,6 +11,7 @@ from bridge_ranks import Layout, Microbatch, run_job
 
 FOUR = {
     "dp4": Layout(balance={}),
+    "dp4, two workers": Layout(balance={"mode": "fsdp"}, num_workers=2),
     "ep2 dp4": Layout(expert=2, balance={}),
     "ep4 dp4": Layout(expert=4, balance={}),
     "tp2 dp2, sequence parallel": Layout(tensor=2, sequence_parallel=True, balance={}),
@@ -26,6 +27,7 @@ EIGHT = {
 LAYOUTS = FOUR | EIGHT
 EXPECTED = {
     "dp4": ("dp", None),
+    "dp4, two workers": ("fsdp", None),
     "ep2 dp4": ("ep", (0, 0, 2, 2)),
     "ep4 dp4": ("fsdp", (0, 0, 0, 0)),
     "tp2 dp2, sequence parallel": ("dp", None),
