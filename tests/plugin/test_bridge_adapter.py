@@ -144,6 +144,69 @@ def test_data_that_starts_over_on_purpose_counts_on_with_the_model() -> None:
         resumed.start_over(41)
 
 
+def test_a_closed_stream_still_says_where_it_stands() -> None:
+    """Bridge saves a checkpoint of the last step behind the end of training."""
+    made = stream(size=4)
+    for _ in range(3):
+        next(made)
+    state = made.save_state()
+    made.close()
+    made.close()
+    assert made.is_closed
+    assert made.loader.packs == (), "it is closed too"  # type: ignore[attr-defined]
+    assert made.save_state() == state
+    resumed = stream(size=4)
+    resumed.restore_state(made.save_state())
+    assert (resumed.position, same(next(resumed), next(stream(PACKS[3:])))) == (12, True)
+
+
+class BalancedLoader(HandMadeLoader):
+    """As far as states go."""
+
+    def save_state(self) -> Any:
+        return {
+            "step": self.num_packs // 3,
+            "yielded": self.num_packs % 3,
+            "snapshot": {"place": self.place - self.num_packs % 3},
+        }
+
+    def restore_state(self, state: Any) -> None:
+        self.place, self.num_packs = state["snapshot"]["place"] + state["yielded"], 3 * state["step"] + state["yielded"]
+
+
+class Schedule:
+    begun: tuple[int, int] | None = None
+
+    def begin(self, step: int, num_consumed: int) -> None:
+        self.begun = step, num_consumed
+
+
+def balanced(schedule: Schedule) -> MegatronStream:
+    return MegatronStream(BalancedLoader(PACKS * 3), size=2, normalise=normalise, device="cpu", schedule=schedule)
+
+
+def test_a_schedule_hears_what_was_consumed_before_the_step_that_goes_on() -> None:
+    first, heard = balanced(Schedule()), Schedule()
+    for _ in range(5):
+        next(first)
+    second = balanced(heard)
+    second.restore_state(first.save_state())
+    assert (heard.begun, second.position) == ((1, 6), 10)
+    assert same(next(first), next(second))
+    balanced(heard).start_over(40)
+    assert heard.begun == (0, 40)
+
+
+def test_a_stream_without_balancing_takes_up_a_balanced_one_between_two_steps() -> None:
+    made = balanced(Schedule())
+    for _ in range(3):
+        next(made)
+    plain = stream(PACKS * 3, size=2)
+    plain.restore_state(made.save_state())
+    assert plain.position == 6
+    assert same(next(plain), next(made))
+
+
 def test_counters_are_the_loaders_and_the_position() -> None:
     made = stream(size=2)
     next(made)

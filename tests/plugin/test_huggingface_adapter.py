@@ -264,6 +264,22 @@ def test_a_balanced_run_that_is_resumed_has_the_same_losses(url: str, balanced_r
         assert loader.num_packs == 8
 
 
+def test_a_run_leaves_balancing_between_two_steps_and_not_within_one(url: str, tmp_path: Path) -> None:
+    with balanced(url) as loader:
+        for _ in range(2):
+            next(loader)
+        save_rank(loader, tmp_path / "between")
+        next(loader)
+        save_rank(loader, tmp_path / "within")
+    with opened(url, COST) as plain:
+        following = [next(plain).batch.sample_ids for _ in range(3)][2]
+    with opened(url, COST) as plain:
+        with pytest.raises(UsageError, match="found the state of a balanced loader, expected one of a loader alone"):
+            restore_rank(plain, tmp_path / "within")
+        restore_rank(plain, tmp_path / "between")
+        assert (plain.num_packs, next(plain).batch.sample_ids) == (2, following)
+
+
 def test_a_balanced_loader_that_deals_other_steps_is_refused(url: str, tmp_path: Path) -> None:
     with balanced(url, 3) as loader, pytest.raises(UsageError, match=r"num_microbatches 3 and gradient_accumulation_steps 2,"):
         trainer_of(loader, tmp_path)
