@@ -150,7 +150,13 @@ class BayplanDatasetProvider(DatasetProvider):  # type: ignore[misc]
         self, loader: PackLoader | BalancedPackLoader, place: Place, schedule: Microbatches | None = None
     ) -> MegatronStream:
         return MegatronStream(
-            loader, size=place.size, normalise=loader.normalise, device=_device(), mrope=self.mrope, schedule=schedule
+            loader,
+            size=place.size,
+            normalise=loader.normalise,
+            device=_device(),
+            mrope=self.mrope,
+            schedule=schedule,
+            takes_pixels=place.peers.pipeline_stage == 0,
         )
 
     def _stream(self, place: Place, split: Literal["train", "val"]) -> MegatronStream:

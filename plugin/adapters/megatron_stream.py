@@ -78,6 +78,7 @@ class MegatronStream:
         device: torch.device | str,
         mrope: bool = False,
         schedule: Schedule | None = None,
+        takes_pixels: bool = True,
     ) -> None:
         """Nothing is read before the first `__next__`.
 
@@ -86,11 +87,12 @@ class MegatronStream:
             normalise: uint8 pixels of a pack -> what the vision encoder takes, on the tensor's own device.
             mrope: see `to_megatron`.
             schedule: of a balanced loader; it is told where the run goes on.
+            takes_pixels: False on pipeline stages above the first: pixels that its reader sends along are left out.
         """
         self.loader = loader
         self._size, self._normalise = size, normalise
         self._device, self._mrope = device, mrope
-        self._schedule = schedule
+        self._schedule, self._takes_pixels = schedule, takes_pixels
         self._position = 0
         self._has_started = False
         self._last: dict[str, Any] | None = None
@@ -109,7 +111,10 @@ class MegatronStream:
         """The next microbatch, a row of one pack; all on the device but `max_seqlen_*`."""
         pack = self._next_pack()
         # One copy of everything, pixels as bytes: normalised and doubled in time they are eight times as large.
-        made = to_megatron(pack.to(self._device, non_blocking=True), normalise=self._normalise, mrope=self._mrope)
+        normalise = self._normalise if self._takes_pixels else _as_they_are
+        made = to_megatron(pack.to(self._device, non_blocking=True), normalise=normalise, mrope=self._mrope)
+        if not self._takes_pixels and made["visual_inputs"] is not None:
+            made["visual_inputs"].pixel_values = None
         self._position += self._size
         return made
 
@@ -213,3 +218,7 @@ class MegatronStream:
             self._last = self.save_state()
         finally:
             self.loader.close()
+
+
+def _as_they_are(pixels: torch.Tensor) -> torch.Tensor:
+    return pixels

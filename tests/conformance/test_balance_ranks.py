@@ -111,5 +111,13 @@ def test_as_many_read_as_were_asked_to(job: dict[str, list[BalancedSeen]], name:
     assert readers == (len(replicas(job[name])) if balance.get("readers") == "replica" else len(job[name]))
 
 
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if LAYOUTS[name].pipeline > 1])
+def test_stages_above_the_first_get_grids_and_no_pixels(job: dict[str, list[BalancedSeen]], name: str) -> None:
+    for rank in job[name]:
+        with_images = [one for one in rank.before + rank.after if one.grids]
+        assert with_images
+        assert {one.has_pixels for one in with_images} == {rank.stage == 0}
+
+
 def test_validation_is_never_balanced(job: dict[str, list[BalancedSeen]]) -> None:
     assert not any(rank.validates_balanced for ranks in job.values() for rank in ranks)

@@ -67,6 +67,14 @@ def test_pixels_are_normalised_and_doubled_in_time_by_the_stream() -> None:
     assert visual.pixel_values.shape == (8, 2 * PATCHES.patch_bytes)
 
 
+def test_a_later_stage_gets_grids_of_a_pack_with_pixels() -> None:
+    """One that its replica's reader has sent it."""
+    made = MegatronStream(HandMadeLoader(PACKS), size=1, normalise=normalise, device="cpu", takes_pixels=False)
+    visual = next(made)["visual_inputs"]
+    assert visual.pixel_values is None
+    assert torch.equal(visual.image_grid_thw, next(stream())["visual_inputs"].image_grid_thw)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_all_is_on_the_device_but_the_longest_sample() -> None:
