@@ -286,6 +286,12 @@ def _refuse_unfit(cfg: Any, provider: BayplanDatasetProvider) -> None:
     wrong = [f"{name} {found!r}, expected {value!r}" for name, (found, value) in expected.items() if found != value]
     if wrong:
         raise UsageError(f"the run's settings do not fit the dataset's: found {'; '.join(wrong)}; make them equal")
+    skipped, num_stages = cfg.train.iterations_to_skip, cfg.model.pipeline_model_parallel_size
+    if skipped and num_stages > 2:
+        raise UsageError(
+            f"found train.iterations_to_skip {skipped} and {num_stages} pipeline stages, expected at most 2 stages to skip on: "
+            "Bridge takes the packs of a skipped step on the first and the last stage only, and those between would train on others"
+        )
 
 
 def _state_folders(checkpoint: Any, given: str | None) -> list[str]:

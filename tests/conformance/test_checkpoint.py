@@ -105,8 +105,10 @@ class Run:
         model = torch.nn.Linear(1, 1)
         model.pg_collection = groups
         self.config = SimpleNamespace(
-            train=SimpleNamespace(micro_batch_size=1),
-            model=SimpleNamespace(seq_length=2048, sequence_parallel=False, context_parallel_size=1),
+            train=SimpleNamespace(micro_batch_size=1, iterations_to_skip=[]),
+            model=SimpleNamespace(
+                seq_length=2048, sequence_parallel=False, context_parallel_size=1, pipeline_model_parallel_size=3
+            ),
             dist=SimpleNamespace(eval_context_parallel_size=None),
             checkpoint=SimpleNamespace(load=str(folder), save=str(folder)),
         )
@@ -189,3 +191,12 @@ def test_a_model_that_the_data_does_not_fit_is_refused(
     setattr(getattr(run.config, part), name, value)
     with pytest.raises(UsageError, match=rf"{part}\.{name} {value}, expected"):
         run.fire("on_data_init_start")
+
+
+def test_steps_that_bridge_skips_on_some_stages_only_are_refused(provider: Any, groups: Any, tmp_path: Path) -> None:
+    run = Run(provider, groups, tmp_path, step=0, consumed=0)
+    run.config.train.iterations_to_skip = [7]
+    with pytest.raises(UsageError, match=r"found train.iterations_to_skip \[7\] and 3 pipeline stages, expected at most 2"):
+        run.fire("on_data_init_start")
+    run.config.model.pipeline_model_parallel_size = 2
+    run.fire("on_data_init_start")

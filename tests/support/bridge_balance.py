@@ -42,8 +42,14 @@ class BalancedSeen:
 def config(**changes: Any) -> Any:
     """As much of a run's configuration as the callback looks at."""
     parts = {
-        "train": {"micro_batch_size": 1, "global_batch_size": 8},
-        "model": {"seq_length": 2048, "sequence_parallel": False, "context_parallel_size": 1, "calculate_per_token_loss": False},
+        "train": {"micro_batch_size": 1, "iterations_to_skip": []},
+        "model": {
+            "seq_length": 2048,
+            "sequence_parallel": False,
+            "context_parallel_size": 1,
+            "pipeline_model_parallel_size": 1,
+            "calculate_per_token_loss": False,
+        },
         "dist": {"eval_context_parallel_size": None, "use_megatron_fsdp": False, "use_torch_fsdp2": False},
         "ddp": {"use_megatron_fsdp": False, "data_parallel_sharding_strategy": "no_shard"},
         "checkpoint": {"load": None, "save": None},
