@@ -290,7 +290,7 @@ def _refuse_unfit(cfg: Any, provider: BayplanDatasetProvider) -> None:
     if skipped and num_stages > 2:
         raise UsageError(
             f"found train.iterations_to_skip {skipped} and {num_stages} pipeline stages, expected at most 2 stages to skip on: "
-            "Bridge takes the packs of a skipped step on the first and the last stage only, and those between would train on others"
+            "Bridge takes the packs of a skipped step on the first and last stage only, and those between would train on others"
         )
 
 
