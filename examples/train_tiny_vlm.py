@@ -5,6 +5,7 @@
 
 What a trainer of one's own needs: `accumulate` (losses of packs are summed, and divided once by the loss tokens of the whole
 global batch), `reduce_gradients` (a rank whose packs hold no image still takes part), and a checkpoint with the loader's state.
+With `--balance` the packs of a global batch are dealt anew among the ranks: each step sees the same packs, and has the same loss.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from indexer.profile import open_stored
 from packer.format.errors import BayplanError, UsageError
 
 if TYPE_CHECKING:
-    from plugin import PackLoader
+    from plugin import BalancedPackLoader, PackLoader
     from plugin.batch.torch_batch import TorchBatch
 
 log = logging.getLogger("train_tiny_vlm")
@@ -53,7 +54,7 @@ class Settings:
     """One JSON line a step, written by rank 0."""
 
 
-def train(loader: PackLoader, model: TinyVlm, settings: Settings) -> list[float]:
+def train(loader: PackLoader | BalancedPackLoader, model: TinyVlm, settings: Settings) -> list[float]:
     """Loss per token of each step taken, of the whole global batch: the same on every rank."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     checkpoints = Checkpoints(settings.save, model, optimizer, loader)
@@ -112,7 +113,9 @@ def world_size() -> int:
 class Checkpoints:
     """`step-000100/rank-0-of-2.pt`: each rank writes its own file, since each reads its own part of the data."""
 
-    def __init__(self, folder: Path | None, model: TinyVlm, optimizer: torch.optim.Optimizer, loader: PackLoader) -> None:
+    def __init__(
+        self, folder: Path | None, model: TinyVlm, optimizer: torch.optim.Optimizer, loader: PackLoader | BalancedPackLoader
+    ) -> None:
         self.folder, self.model, self.optimizer, self.loader = folder, model, optimizer, loader
 
     def save(self, step: int) -> None:
@@ -162,7 +165,33 @@ class LossFile:
                 file.write(json.dumps(values) + "\n")
 
 
-def build_model(arguments: argparse.Namespace, loader: PackLoader) -> TinyVlm:
+def open_loader(arguments: argparse.Namespace) -> PackLoader | BalancedPackLoader:
+    """The packs of this rank: as they come, or dealt among the ranks of each global batch."""
+    from plugin import BalancedPackLoader, BalanceSettings, PackLoader, PackSettings  # after --help
+
+    pack_settings = PackSettings(
+        sequence_length=arguments.sequence_length,
+        max_patches_per_pack=arguments.max_patches_per_pack,
+        buffer_size=arguments.buffer_size,
+        cost=arguments.cost if arguments.balance else None,
+    )
+    loader = PackLoader.open(
+        arguments.dataset,
+        arguments.profile,
+        pack_settings,
+        rank=rank(),
+        world_size=world_size(),
+        num_workers=arguments.num_workers,
+        seed=arguments.seed,
+    )
+    if not arguments.balance:
+        return loader
+    # Losses are summed over all packs and divided once (`accumulate`), so it does not matter which rank trains which.
+    balance = BalanceSettings(mode=arguments.balance, loss_per_token=True)
+    return BalancedPackLoader(loader, num_microbatches=arguments.accumulation, settings=balance)
+
+
+def build_model(arguments: argparse.Namespace, loader: PackLoader | BalancedPackLoader) -> TinyVlm:
     """Of the profile's vocabulary and patches. The seed gives every rank the same weights, so none are sent."""
     opened = open_stored(arguments.dataset, arguments.profile)
     images = opened.profile.images
@@ -188,6 +217,19 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-patches-per-pack", type=int, default=8192, help="bounds the memory of the vision encoder")
     parser.add_argument("--buffer-size", type=int, default=1000, help="samples to choose from when packing")
     parser.add_argument("--num-workers", type=int, default=2, help="of the loader; 0: in this process")
+    parser.add_argument(
+        "--balance",
+        nargs="?",
+        const="auto",
+        choices=["auto", "dp", "fsdp", "local"],
+        help="deal the packs of a step among the ranks by cost; auto: dp, as ranks of this script meet once a step",
+    )
+    parser.add_argument(
+        "--cost",
+        metavar="NAME|FILE",
+        default="qwen2_5_vl_vit+qwen2_5_7b",
+        help="with --balance, what packs cost: ENCODER+LLM of plugin.cost, or a file as `bayplan calibrate` writes it",
+    )
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2, help="of the decoder, and of the vision encoder")
@@ -201,29 +243,13 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
 
 def main(words: list[str] | None = None) -> None:
     arguments = parsed(words)
-    from plugin import PackLoader, PackSettings  # after --help
-
     torch.use_deterministic_algorithms(True)
     starts_world = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if starts_world:
         dist.init_process_group("gloo")
     logging.basicConfig(level=logging.INFO if rank() == 0 else logging.WARNING, format="%(message)s")
-    pack_settings = PackSettings(
-        sequence_length=arguments.sequence_length,
-        max_patches_per_pack=arguments.max_patches_per_pack,
-        buffer_size=arguments.buffer_size,
-    )
-    loader = PackLoader.open(
-        arguments.dataset,
-        arguments.profile,
-        pack_settings,
-        rank=rank(),
-        world_size=world_size(),
-        num_workers=arguments.num_workers,
-        seed=arguments.seed,
-    )
     settings = Settings(**{field.name: getattr(arguments, field.name) for field in fields(Settings)})
-    with loader:
+    with open_loader(arguments) as loader:
         train(loader, build_model(arguments, loader), settings)
     if starts_world:
         dist.destroy_process_group()

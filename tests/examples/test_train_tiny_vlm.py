@@ -1,4 +1,4 @@
-"""The example's training is exact: stopped and resumed, with any number of loader workers, on several ranks."""
+"""The example's training is exact: stopped and resumed, with any number of loader workers, on several ranks, balanced or not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +22,17 @@ import torch
 from loading import PROFILE, write_stream
 from pack_samples import pack_sample, patch_image
 from rank_processes import RankProcesses
-from tiny_training import EXAMPLES, SIZES, PacksInMemory, new_model, normalise, packed, some_packs, train_in_memory
+from tiny_training import (
+    EXAMPLES,
+    SIZES,
+    PacksInMemory,
+    new_model,
+    normalise,
+    packed,
+    some_packs,
+    train_in_memory,
+    train_on_dataset,
+)
 from tiny_vlm import TinyVlm
 from torchrun import torchrun
 from train_tiny_vlm import Settings, main, train
@@ -138,8 +149,8 @@ def words(url: str, folder: Path, name: str, *more: str) -> list[str]:
 
 
 def forget_the_end(folder: Path) -> None:
-    """As if the run had been killed behind its sixth step."""
-    shutil.rmtree(folder / "save" / "step-000012")
+    """As if the run had been killed behind its middle step."""
+    shutil.rmtree(max((folder / "save").iterdir()))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
@@ -168,3 +179,63 @@ def test_two_ranks_train_on_a_dataset_and_other_processes_resume_to_the_bit(
     assert losses_in(tmp_path / "resumed", first=7) == at_once[6:]
     with pytest.raises(UsageError, match="found no checkpoint of 1 ranks"):
         main(words(dataset, tmp_path, "alone", "--num-workers", "0", "--resume"))
+
+
+# Balanced
+
+
+def balanced_words(url: str, folder: Path, name: str, *more: str) -> list[str]:
+    """Four packs of a rank in a step, enough to deal; six steps, saved at the third."""
+    folder.mkdir(exist_ok=True)
+    made = ["--num-workers", "0", "--accumulation", "4", "--steps", "6", "--save-every", "3", *more]
+    return words(url, folder, name, *made)
+
+
+def steps_in(path: Path) -> list[tuple[int, int]]:
+    """Steps and the loss tokens they were divided by."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(line["step"], line["num_loss_tokens"]) for line in lines]
+
+
+def run_both(ranks: RankProcesses, line: list[str]) -> list[str]:
+    """The script on both ranks of a world; what the first logged."""
+    outcomes = ranks.run(train_on_dataset, line)
+    assert [outcome.error if outcome else "died" for outcome in outcomes] == [None, None]
+    assert outcomes[0] is not None
+    return outcomes[0].logs
+
+
+def test_dealt_packs_give_the_losses_of_packs_as_they_come_and_resume_to_the_bit(
+    dataset: str, tmp_path: Path, two_ranks: RankProcesses
+) -> None:
+    """The same global batches, so the same losses; sums are of another order, and steps amplify their last bits."""
+    run_both(two_ranks, balanced_words(dataset, tmp_path / "as they come", "losses"))
+    logs = run_both(two_ranks, balanced_words(dataset, tmp_path / "dealt", "losses", "--balance"))
+    moved = [int(found) for line in logs for found in re.findall(r"best; (\d+) of 8 packs moved", line)]
+    assert sum(moved) > 0, "otherwise nothing is shown here"
+    came, dealt = (losses_in(tmp_path / name / "losses") for name in ("as they come", "dealt"))
+    assert dealt != came
+    assert dealt == pytest.approx(came, rel=1e-5)
+    assert steps_in(tmp_path / "dealt" / "losses") == steps_in(tmp_path / "as they come" / "losses")
+    forget_the_end(tmp_path / "dealt")
+    run_both(two_ranks, balanced_words(dataset, tmp_path / "dealt", "resumed", "--balance", "--resume"))
+    assert losses_in(tmp_path / "dealt" / "resumed", first=4) == dealt[3:]
+
+
+def test_a_run_may_begin_to_balance_but_not_leave_it_in_this_script(
+    dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Alone nothing moves, but packs are taken in another order."""
+    main(balanced_words(dataset, tmp_path, "at once"))
+    forget_the_end(tmp_path)
+    with caplog.at_level(logging.INFO):
+        main(balanced_words(dataset, tmp_path, "resumed", "--balance", "local", "--resume"))
+    assert losses_in(tmp_path / "resumed", first=4) == pytest.approx(losses_in(tmp_path / "at once")[3:], rel=1e-5)
+    assert any(re.search(r"step 6: loss .*; imbalance \S+ dealt to", record.message) for record in caplog.records)
+    with pytest.raises(UsageError, match="found the state of a balanced loader"):
+        main(balanced_words(dataset, tmp_path, "left", "--resume"))
+
+
+def test_costs_are_of_a_known_model(dataset: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="found no language model 'qwen9'"):
+        main(balanced_words(dataset, tmp_path, "losses", "--balance", "--cost", "qwen2_5_vl_vit+qwen9"))

@@ -18,7 +18,7 @@ from plugin.batch.torch_batch import TorchBatch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
 from tiny_vlm import TinyVlm, VlmSizes  # noqa: E402
-from train_tiny_vlm import Settings, train  # noqa: E402
+from train_tiny_vlm import Settings, main, train  # noqa: E402
 
 SIZES = VlmSizes(vocab_size=100, patch_size=2, hidden=32)
 
@@ -87,3 +87,9 @@ def train_in_memory(settings: Settings) -> list[float]:
     torch.set_num_threads(1)
     loader = PacksInMemory(some_packs(12), rank=dist.get_rank(), world_size=dist.get_world_size())
     return train(loader, new_model(), settings)
+
+
+def train_on_dataset(words: list[str]) -> None:
+    """The script on this rank, in a world that stands; threads of several ranks would be in each other's way."""
+    torch.set_num_threads(1)
+    main(words)
