@@ -197,13 +197,13 @@ def _write_ours(root: Path, rows: Sequence[dict[str, Any]], schema: str) -> None
     (root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     logging.disable(logging.INFO)
     loaded = load_recipe(root / "recipe.yaml")
-    packed = PackJob(loaded, run_tasks=_run_here(loaded.output)).run()
-    counted = IndexJob(loaded.output, run_tasks=_run_here(loaded.output)).run()
+    packed = PackJob(loaded, run_tasks=run_here(loaded.output)).run()
+    counted = IndexJob(loaded.output, run_tasks=run_here(loaded.output)).run()
     if packed.exit_code or counted.exit_code:
         raise RuntimeError(f"the samples of the benchmark were not packed: {packed}, {counted}")
 
 
-def _run_here(url: str) -> Any:
+def run_here(url: str) -> Any:
     """Tasks of a job in this process, one after the other: a cluster takes longer to start than this small corpus to pack."""
 
     def run_tasks(tasks: Sequence[tuple[str, Task]], listener: Listener) -> Outcome:
