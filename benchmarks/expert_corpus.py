@@ -1,4 +1,4 @@
-"""The samples of `expert_step.py`, few with many images, many with none; and a cost model under which short packs cost as long ones.
+"""The samples of `expert_step.py`, few with many images, many with none; and a cost model by which short packs cost as long ones.
 
 Packs of `SEQUENCE_LENGTH` tokens are read and trained on quickly, and cost what packs `STANDS_FOR` times as long would: each
 token and patch stands for so many. Attention windows keep their size, and there are so many more of them.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 NUM_RANKS = 4
 NUM_MICROBATCHES = 16
+TRAINED_STEPS = 2
+"""Of a run, before the timed ones: the model trains for real, and nobody sleeps."""
 WORK_SECONDS = 1.2
 """Of a rank in a mean step, without waiting."""
 GROUPS = {"2 groups of 2": (0, 0, 1, 1), "1 group of 4": (0, 0, 0, 0)}
@@ -44,14 +46,14 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One run, all its steps; the first is not timed, since packs of nobody's step before it have to be read and dealt."""
+    """One run."""
 
-    seconds: tuple[float, ...]
-    exposed_seconds: tuple[float, ...]
-    """In `next`, of the rank that waited longest."""
     losses: tuple[float, ...]
-    num_late: int
-    """Microbatches of all ranks whose real training took longer than the simulated."""
+    """Of the trained steps."""
+    seconds: tuple[float, ...]
+    """Of the timed steps."""
+    exposed_seconds: tuple[float, ...]
+    """Of the same: in `next`, of the rank that waited longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,19 +110,20 @@ class Rank:
 
         settings = PackSettings(sequence_length=SEQUENCE_LENGTH, buffer_size=200, num_threads=4, cost=self.job.cost)
         place = {"rank": self.rank, "world_size": NUM_RANKS}
-        return PackLoader.open(self.job.url, PROFILE, settings, num_workers=1, shuffle_buffer_size=200, **place)
+        return PackLoader.open(
+            self.job.url, PROFILE, settings, num_workers=1, prefetch_factor=4, shuffle_buffer_size=200, **place
+        )
 
     def costs(self) -> Ints:
-        """[step, rank, position, 2] of all ranks' packs, the first step's too."""
-        shape = (self.job.steps + 1, NUM_MICROBATCHES, 2)
+        """[step, rank, position, 2] of all ranks' packs in the timed steps."""
+        shape = (TRAINED_STEPS + self.job.steps, NUM_MICROBATCHES, 2)
         with self.open() as packs:
             drawn = [(pack.batch.encoder_cost, pack.batch.llm_cost) for pack in itertools.islice(packs, shape[0] * shape[1])]
-        return np.stack(gathered(np.array(drawn, np.int64).reshape(shape)), axis=1)
+        return np.stack(gathered(np.array(drawn, np.int64).reshape(shape)[TRAINED_STEPS:]), axis=1)
 
     def train(self, groups: str, order: str, seconds_per_cost: float, expected: Forecast) -> Measured:
         """One run from the beginning of the stream."""
         import torch
-        import torch.distributed as dist
         from expert_corpus import PROFILE
         from train_tiny_vlm import build_model
 
@@ -128,7 +131,7 @@ class Rank:
 
         packs = self.open()
         model = build_model(Namespace(dataset=self.job.url, profile=PROFILE, seed=0, hidden=16, layers=1), packs)
-        microbatch, optimizer = Microbatch(model, self.groups[groups], seconds_per_cost), torch.optim.AdamW(model.parameters())
+        optimizer = torch.optim.AdamW(model.parameters())
         if order != ARRIVAL:
             packs = BalancedPackLoader(
                 packs,
@@ -136,24 +139,15 @@ class Rank:
                 settings=BalanceSettings(mode=order, loss_per_token=True),
                 topology=topology(GROUPS[groups]),
             )
-        seconds, exposed, losses = [], [], []
         with packs:
-            for step in range(self.job.steps + 1):
-                dist.barrier()
-                started = time.perf_counter()
-                loss, waited = train_step(microbatch, packs, optimizer)
-                seconds.append(time.perf_counter() - started)
-                exposed.append(waited)
-                losses.append(loss)
+            losses = tuple(trained_step(model, packs, optimizer) for _ in range(TRAINED_STEPS))
+            timed = []
+            for step in range(self.job.steps):
+                timed.append(simulated_step(packs, self.groups[groups], seconds_per_cost))
                 if order != ARRIVAL:
                     refuse_other(packs.balance.after.cost, expected.costs[step], step)
-        ranks = gathered((seconds, exposed, microbatch.num_late))
-        return Measured(
-            seconds=tuple(max(one) for one in zip(*(rank[0] for rank in ranks), strict=True)),
-            exposed_seconds=tuple(max(one) for one in zip(*(rank[1] for rank in ranks), strict=True)),
-            losses=tuple(losses),
-            num_late=sum(rank[2] for rank in ranks),
-        )
+        slowest = np.max(gathered(np.array(timed)), axis=0)
+        return Measured(losses=losses, seconds=tuple(slowest[:, 0]), exposed_seconds=tuple(slowest[:, 1]))
 
     def meetings(self, groups: str) -> float:
         """Seconds of a step's all-reduces where nobody computes."""
@@ -175,44 +169,32 @@ def refuse_other(found: int, expected: int, step: int) -> None:
         raise RuntimeError(f"step {step}: found a plan that costs {found:,}, forecast was {expected:,}")
 
 
-class Microbatch:
-    """Forward and backward of one pack: simulated compute that ends in the meetings of an expert group, and a tiny model's."""
+def trained_step(model: Any, packs: Iterator[Any], optimizer: Any) -> float:
+    """Loss per token of a global batch."""
+    from train_tiny_vlm import accumulate, reduce_gradients
 
-    def __init__(self, model: Any, group: Any, seconds_per_cost: float) -> None:
-        self.model = model
-        self.num_late = 0
-        self._group, self._seconds_per_cost = group, seconds_per_cost
-
-    def __call__(self, pack: Any) -> tuple[float, int]:
-        """Sum of losses, and loss tokens."""
-        time.sleep(pack.batch.encoder_cost * self._seconds_per_cost)
-        meet(self._group)
-        started = time.perf_counter()
-        loss, num_loss_tokens = self.model.loss(pack)
-        loss.backward()
-        left = pack.batch.llm_cost * self._seconds_per_cost - (time.perf_counter() - started)
-        self.num_late += left < 0
-        time.sleep(max(0.0, left))
-        meet(self._group)
-        return loss.item(), num_loss_tokens
+    loss, num_loss_tokens = accumulate(model, packs, NUM_MICROBATCHES)
+    reduce_gradients(model, num_loss_tokens)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
 
 
-def train_step(microbatch: Microbatch, packs: Iterator[Any], optimizer: Any) -> tuple[float, float]:
-    """Loss per token of the global batch, and seconds this rank waited for packs."""
-    import torch
-    from train_tiny_vlm import reduce_gradients, sum_over_ranks
+def simulated_step(packs: Iterator[Any], group: Any, seconds_per_cost: float) -> tuple[float, float]:
+    """Seconds of a step in which ranks sleep instead of computing, and those that this rank waited for packs."""
+    import torch.distributed as dist
 
-    waited, total = 0.0, torch.zeros(2, dtype=torch.float64)
+    dist.barrier()
+    began, waited = time.perf_counter(), 0.0
     for _ in range(NUM_MICROBATCHES):
         started = time.perf_counter()
         pack = next(packs)
         waited += time.perf_counter() - started
-        total += torch.tensor(microbatch(pack), dtype=torch.float64)
-    loss, num_loss_tokens = sum_over_ranks(total).tolist()
-    reduce_gradients(microbatch.model, int(num_loss_tokens))
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss / num_loss_tokens, waited
+        for cost in (pack.batch.encoder_cost, pack.batch.llm_cost):
+            time.sleep(cost * seconds_per_cost)
+            meet(group)
+    dist.barrier()  # As where gradients are summed.
+    return time.perf_counter() - began, waited
 
 
 def meet(group: Any) -> None:
