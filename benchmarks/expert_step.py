@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from expert_ranks import ARRIVAL, NUM_MICROBATCHES, NUM_RANKS, WORK_SECONDS, Forecast, Job, Measured, serve
 from rich.console import Console
 from rich.table import Table
@@ -74,32 +75,28 @@ def forecast_table(forecasts: Mapping[Case, Forecast], seconds_per_cost: float) 
 def measured_table(
     found: Mapping[Case, Sequence[Measured]], forecasts: Mapping[Case, Forecast], seconds_per_cost: float
 ) -> Table:
+    """Ratios are of the two times of one global batch, then the median over all batches and rounds."""
     shown = Table(title="measured; compute is simulated by sleeping")
-    for column in ("groups", "order", "step, s", "of forecast", "arrival / this", "by round", "forecast", "off by", "exposed"):
+    for column in ("groups", "order", "step, s", "of forecast", "arrival / this", "middle half", "forecast", "off by", "exposed"):
         shown.add_column(column, justify="right")
     for (groups, order), runs in found.items():
-        arrivals = found[groups, ARRIVAL]
-        predicted = sum(forecasts[groups, ARRIVAL].costs) / sum(forecasts[groups, order].costs)
-        ratio = step_seconds(arrivals) / step_seconds(runs)
-        rounds = [sum(arrival.seconds) / sum(run.seconds) for arrival, run in zip(arrivals, runs, strict=True)]
-        exposed = statistics.median(sum(run.exposed_seconds) / sum(run.seconds) for run in runs)
+        costs, arrival_costs = forecasts[groups, order].costs, forecasts[groups, ARRIVAL].costs
+        seconds, arrival = (np.array([run.seconds for run in each]) for each in (runs, found[groups, ARRIVAL]))
+        ratios, predicted = arrival / seconds, statistics.median(np.divide(arrival_costs, costs))
+        ratio = float(np.median(ratios))
+        exposed = np.median([run.exposed_seconds for run in runs] / seconds)
         shown.add_row(
             groups,
             order,
-            f"{step_seconds(runs):.3f}",
-            f"{step_seconds(runs) * len(runs[0].seconds) / (sum(forecasts[groups, order].costs) * seconds_per_cost):.3f}",
+            f"{np.median(seconds):.3f}",
+            f"{np.median(seconds / (np.array(costs) * seconds_per_cost)):.3f}",
             f"{ratio:.3f}",
-            f"{min(rounds):.3f} to {max(rounds):.3f}",
+            f"{np.quantile(ratios, 0.25):.3f} to {np.quantile(ratios, 0.75):.3f}",
             f"{predicted:.3f}",
             f"{ratio / predicted - 1:+.1%}",
             f"{exposed:.1%}",
         )
     return shown
-
-
-def step_seconds(runs: Sequence[Measured]) -> float:
-    """A mean step; of each step the median over rounds, since steps differ in what there is to do."""
-    return statistics.mean(statistics.median(seconds) for seconds in zip(*(run.seconds for run in runs), strict=True))
 
 
 def losses_differ_by(found: Mapping[Case, Sequence[Measured]]) -> float:
