@@ -119,13 +119,20 @@ class Worker:
             self._failure = error
             level = logging.INFO if isinstance(error, RankLeft) else logging.ERROR
             _log.log(level, "step %d: stopped while %s: %s: %s", pool.step, self.stage, type(error).__name__, error)
-            text = f"{type(error).__name__}: {error}"
-            self._setup.replicas.group.leave_note(text, is_cause=True)
-            if not self._is_shared:
-                self._setup.group.leave_note(text, is_cause=not isinstance(error, RankLost))
+            self._tell(error)
         # Who has left has all it wanted: the others may train to the end of the batch before.
         pool.fail(error, is_shared=self._is_shared or isinstance(error, RankLeft))
         self._setup.transport.fail()
+
+    def _tell(self, error: BaseException) -> None:
+        """Those that are in one group with this rank, and wait for it now."""
+        if isinstance(error, RankLeft):  # So has this rank: it is no fault for those either who were in no group with the first.
+            self._hang_up()
+            return
+        text = f"{type(error).__name__}: {error}"
+        self._setup.replicas.group.leave_note(text, is_cause=True)
+        if not self._is_shared:
+            self._setup.group.leave_note(text, is_cause=not isinstance(error, RankLost))
 
     @contextmanager
     def _shared(self) -> Iterator[None]:

@@ -469,9 +469,17 @@ def forked(size: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def leave_early(size: int) -> Any:
-    """The last rank trains on one global batch and is done; the others hear of it before they take what is left of theirs."""
-    loader: BalancedLoader | None = balanced(Source(dist.get_rank(), 40, slow_at=4), size)
+def leave_early(size: int, peers: int) -> Any:
+    """The last rank trains on one global batch and is done; the others hear of it before they take what is left of theirs.
+
+    In replicas of several peers, some of the others are in no group with it.
+    """
+    rank = dist.get_rank()
+    first = rank // peers * peers
+    where = Parallel(
+        rank=rank, data_ranks=tuple(range(rank % peers, size, peers)), replica_ranks=tuple(range(first, first + peers))
+    )
+    loader: BalancedLoader | None = balanced(Source(rank // peers, 40, slow_at=4), size, parallel=where)
     assert loader is not None
     if dist.get_rank() == size - 1:
         taken = len(list(itertools.islice(loader, 4)))
