@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 from packer.format.errors import UsageError
@@ -92,7 +93,7 @@ class BalancedLoader:
         self._transport = transport_of(transport, self._group)
         self._log_level = logging.INFO if parallel.dp_rank == 0 else logging.DEBUG
         self._start = Position(step=0, yielded=0, snapshot=None)
-        self._is_restored = False
+        self._is_start_known = False
         self._worker: Worker | None = None
         self._pool: Pool | None = None
         self._next: Pool | None = None
@@ -133,7 +134,7 @@ class BalancedLoader:
         loader_state.decode(state, self._identity, self._num_slots(position.step))
         if self._source is not None:
             self._source.restore_state(position.snapshot)
-        self._start, self._yielded, self._is_restored = position, position.yielded, True
+        self._start, self._yielded, self._is_start_known = position, position.yielded, True
 
     def close(self) -> None:
         """End the thread and the connections; before the source is closed. No pack comes after it."""
@@ -168,7 +169,7 @@ class BalancedLoader:
 
     def _position(self) -> Position:
         if self._pool is None:
-            if self._source is None or self._is_restored:
+            if self._source is None or self._is_start_known:
                 return self._start
             return Position(step=0, yielded=0, snapshot=self._source.save_state())
         if self._yielded == self._pool.num_microbatches:
@@ -211,10 +212,10 @@ class BalancedLoader:
         if self._worker is None:
             self._worker = self._started()
         if self._next is None:
-            before = self._start.snapshot
-            if self._source is not None and not self._is_restored:
-                before = self._source.save_state()
-            self._submit(self._start.step, before)
+            if self._source is not None and not self._is_start_known:
+                # What a state says until there is a first pack: from here on the source is ahead of it, and may be the thread's.
+                self._start, self._is_start_known = replace(self._start, snapshot=self._source.save_state()), True
+            self._submit(self._start.step, self._start.snapshot)
 
     def _prepare_next(self, pool: Pool) -> None:
         """Begin with the next global batch, and launch what of it is due at this microbatch."""

@@ -162,6 +162,19 @@ def test_an_error_of_the_source_comes_up_where_its_batch_begins_and_again():
     assert loader.save_state()["snapshot"] == {"position": 4}
 
 
+@pytest.mark.parametrize("num_workers", [None, 0])
+def test_a_state_is_that_of_the_beginning_where_the_first_batch_fails(num_workers):
+    source = Source(0, 20, num_workers=num_workers, fails_at=2)
+    loader = alone(source)
+    with pytest.raises(OSError, match="disk of stream 0 is gone"):
+        next(loader)
+    assert source.position == 2
+    state = loader.save_state()
+    again = alone(Source(0, 20))
+    again.restore_state(state)
+    assert len(list(again)) == 20
+
+
 def test_packs_of_another_profile_or_length_are_refused():
     for wrong in ({"profile": "other"}, {"sequence_length": LENGTH + 1}):
         with pytest.raises(UsageError, match=f"found a pack of profile '{PROFILE}' and {LENGTH} tokens"):
