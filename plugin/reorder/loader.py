@@ -201,10 +201,10 @@ class BalancedLoader:
         self._pool, self._next, self._is_counted = pool, None, False
         if is_first:
             self._log_memory(pool)
-            # There is no batch before it behind which its packs could have travelled.
-            self._launch(pool, pool.num_microbatches, pool.num_microbatches)
         else:
             self._yielded = 0
+        # What there was no microbatch for: all of the first batch, and of those whose batch before had too few.
+        self._launch(pool, pool.num_microbatches, pool.num_microbatches)
         return pool
 
     def _begin(self) -> None:
@@ -222,7 +222,9 @@ class BalancedLoader:
         number = pool.num_microbatches
         if self._next is None and (not self._pulls_itself or self._yielded >= min(1, number - 1)):
             self._submit(pool.step + 1, pool.after)
-        if self._next is None or not self._transport.is_launched or self._yielded < number // 2:
+        # A later stage asks for its first pack when this one has computed with its own, and none plans without the others.
+        earliest = max(number // 2, min(1, self._parallel.num_stages - 1))
+        if self._next is None or not self._transport.is_launched or self._yielded < earliest:
             return
         if not self._next.is_known:
             self._transport.settle()  # The thread may still wait for this batch's packs to arrive.

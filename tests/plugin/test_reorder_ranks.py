@@ -22,6 +22,7 @@ from exchange_scenarios import (
     seen,
     slow,
     staged,
+    staged_pipeline,
     train,
 )
 from rank_processes import RankProcesses
@@ -243,6 +244,16 @@ def test_slices_over_a_device_are_launched_alike_on_all_ranks(ranks, num_microba
     assert all(place >= num_microbatches // 2 for step, place, _ in launched if step == 1)
     largest = max(len(made_pack(stream, number).tensor) for stream in range(SIZE) for number in range(length))
     assert max(one["most_bytes"] for one in found) <= 12_000 + largest
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 5])
+def test_slices_over_a_device_wait_for_no_later_stage(ranks, num_microbatches):
+    """With one microbatch the first stage would ask for the batch after before the last one has asked for any."""
+    found = values(ranks.run(staged_pipeline, num_microbatches, 3))
+    for step in range(3):
+        expected, _ = dealt(Sorted(), num_microbatches * step, num_microbatches, size=2)
+        part = slice(num_microbatches * step, num_microbatches * (step + 1))
+        assert [one[part] for one in found] == [expected[0], expected[0], expected[1], expected[1]]
 
 
 def test_profile_is_compared_as_packs_have_it():

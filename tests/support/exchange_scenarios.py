@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -351,8 +352,8 @@ kept: list[BalancedLoader] = []
 class GlooDevice:
     """The device of the staged transport on this machine: a gloo group that the trainer's thread has to itself."""
 
-    def __init__(self, size: int) -> None:
-        self.group = GlooGroup(range(size), purpose="device", timeout_seconds=30.0)
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.group = GlooGroup(ranks, purpose="device", timeout_seconds=30.0)
         self.now: tuple[int, int] = (-1, -1)
         """(Step, microbatch) that the trainer is at."""
         self.launched: list[tuple[int, int, int]] = []
@@ -376,7 +377,7 @@ class GlooDevice:
 def staged(size: int, length: int, num_microbatches: int, num_workers: int | None, planner: Any) -> dict[str, Any]:
     """Train over the staged transport; what was launched when."""
     rank = dist.get_rank()
-    device = GlooDevice(size)
+    device = GlooDevice(range(size))
     transport = StagedTransport(device, name="gloo for tests")
     source = Source(rank, length, num_workers=num_workers)
     loader = balanced(source, size, transport=transport, num_microbatches=num_microbatches, planner=planner, slice_bytes=12_000)
@@ -387,6 +388,31 @@ def staged(size: int, length: int, num_microbatches: int, num_workers: int | Non
             break
         packs.append(seen(pack))
     return {"packs": packs, "launched": device.launched, "threads": device.threads, "most_bytes": device.most_bytes}
+
+
+def staged_pipeline(num_microbatches: int, num_steps: int) -> list[Any]:
+    """Two stages over the staged transport, data parallel 2; a later stage asks for a pack when the earlier has computed with it."""
+    rank = dist.get_rank()
+    first = rank // 2 * 2
+    data_ranks = (rank % 2, 2 + rank % 2)
+    where = Parallel(rank=rank, data_ranks=data_ranks, replica_ranks=(first, first + 1), num_stages=2)
+    transport = StagedTransport(GlooDevice(data_ranks), name="gloo for tests")
+    loader = balanced(
+        Source(rank // 2, num_steps * num_microbatches),
+        4,
+        parallel=where,
+        transport=transport,
+        num_microbatches=num_microbatches,
+        timeout_seconds=10.0,
+    )
+    packs = []
+    for _ in range(num_steps * num_microbatches):
+        if rank % 2:
+            dist.recv(torch.zeros(1), rank - 1)
+        packs.append(seen(next(loader)))
+        if not rank % 2:
+            dist.send(torch.zeros(1), rank + 1)
+    return packs
 
 
 def other_groups(size: int) -> int:
