@@ -6,8 +6,9 @@ A stream is cut by data-parallel rank, so a state is of one rank of one size, an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from packer.format.errors import UsageError
 
@@ -71,6 +72,18 @@ def refuse_other_ranks(what: str, ranks: frozenset[int], size: int) -> None:
             f"{what}: found {len(ranks)} data-parallel ranks, expected {size}: streams cannot be dealt out anew; "
             f"resume with data-parallel size {len(ranks)}, {WAY_OUT}"
         )
+
+
+def is_balanced(state: Any) -> bool:
+    """Whether a balanced loader saved it."""
+    return isinstance(state, Mapping) and {"step", "yielded", "has_snapshot", "snapshot"} <= state.keys()
+
+
+def of_unbalanced(state: Any) -> Any:
+    """For a run that leaves balancing: between two global batches the state of the loader inside; any other as it is."""
+    if is_balanced(state) and state["has_snapshot"] and not state["yielded"]:
+        return state["snapshot"]
+    return state
 
 
 def listed(numbers: Iterable[int]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from packer.format.errors import UsageError
-from plugin.adapters.data_state import WAY_OUT
+from plugin.adapters.data_state import WAY_OUT, is_balanced, of_unbalanced
 from plugin.batch import to_megatron
 from plugin.settings import Peers
 
@@ -163,11 +163,10 @@ class MegatronStream:
         self._position = state["position"]
 
     def _go_on(self, state: Any, position: int) -> None:
-        is_balanced = isinstance(state, Mapping) and {"step", "yielded", "snapshot"} <= state.keys()
-        if is_balanced and self._schedule is not None:
+        if self._schedule is None:
+            state = of_unbalanced(state)
+        elif is_balanced(state):
             self._schedule.begin(state["step"], position - self._size * state["yielded"])
-        elif is_balanced and not state["yielded"]:
-            state = state["snapshot"]  # Of a run that leaves balancing between two global batches.
         self.loader.restore_state(state)
 
     def refuse_other_position(self, num_consumed: int) -> None:

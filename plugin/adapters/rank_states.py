@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from packer.format.errors import FormatError, UsageError
-from plugin.adapters.data_state import WAY_OUT, listed, refuse_other_ranks
+from plugin.adapters.data_state import WAY_OUT, is_balanced, listed, of_unbalanced, refuse_other_ranks
 
 _VERSION = 1
 _KIND = "bayplan data state"
@@ -54,14 +54,16 @@ def ranks_with_state(folder: str | Path) -> frozenset[int]:
 
 
 def save_rank(loader: HasState, folder: str | Path, *, step: int | None = None) -> Path:
-    """Write this rank's state after the latest pack.
+    """Write this rank's state after the latest pack; where one rank reads for its replica, that one's alone.
 
     Args:
         step: of the trainer; whoever reads can ask for the same.
     """
-    path = state_file(folder, loader.rank)
+    path, state = state_file(folder, loader.rank), loader.save_state()
+    if is_balanced(state) and not state["has_snapshot"]:
+        return path  # It would not say what comes next, and may be written over that of the reader.
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"kind": _KIND, "version": _VERSION, "step": step, "loader": loader.save_state()}
+    document = {"kind": _KIND, "version": _VERSION, "step": step, "loader": state}
     # Ranks of one replica write the same file: each a temporary one of its own, then the whole of it.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "wb") as file:
@@ -87,9 +89,7 @@ def restore_rank(loader: HasState, folder: str | Path, *, step: int | None = Non
             f"folder holds files of two checkpoints; resume from another, {WAY_OUT}"
         )
     state = document["loader"]
-    if isinstance(state, dict) and state.get("snapshot") and not state.get("yielded") and not hasattr(type(loader), "balance"):
-        state = state["snapshot"]  # Of a run that leaves balancing between two global batches.
-    loader.restore_state(state)
+    loader.restore_state(state if hasattr(type(loader), "balance") else of_unbalanced(state))
 
 
 def _others(folder: Path) -> str:

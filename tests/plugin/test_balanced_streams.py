@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from balanced_streams import COST, MICROBATCHES, arrival, balanced, begins_to_balance
+from balanced_streams import COST, MICROBATCHES, arrival, balanced, begins_to_balance, saved_by_all
 from loading import SETTINGS, opened, write_stream
 from rank_processes import RankProcesses
 
@@ -57,6 +58,15 @@ def test_global_batches_hold_the_same_packs_and_go_on_where_they_were_saved(
 def test_replicas_of_one_reader_are_dealt_real_packs_and_go_on_from_its_state(four: RankProcesses, url: str) -> None:
     found = check(four, 4, url, 0, "auto", (MIDDLE,), 2)
     assert found[0] == found[1] != found[2] == found[3]
+
+
+def test_ranks_that_do_not_read_leave_their_readers_state_as_it_is(four: RankProcesses, url: str, tmp_path: Path) -> None:
+    """Ranks of a replica write one file, in whatever order; only the reader's says what comes next."""
+    for outcome in four.run(saved_by_all, url, str(tmp_path)):
+        assert outcome is not None
+        assert outcome.error is None, outcome.traceback
+        following, after = outcome.value
+        assert after == following
 
 
 def check(

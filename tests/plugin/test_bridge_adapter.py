@@ -175,6 +175,7 @@ class BalancedLoader(HandMadeLoader):
         return {
             "step": self.num_packs // 3,
             "yielded": self.num_packs % 3,
+            "has_snapshot": True,
             "snapshot": {"place": self.place - self.num_packs % 3},
         }
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch.distributed as dist
 from loading import SETTINGS, digest, opened
 
+from plugin.adapters.rank_states import restore_rank, save_rank
 from plugin.balance import Topology
 from plugin.reorder import BalancedPackLoader, BalanceSettings, Parallel
 
@@ -72,6 +73,21 @@ def balanced(url: str, num_workers: int, mode: str, number: int, saved_at: Seque
         "balance": balance,
         "num_packs": loader.num_packs,
     }
+
+
+def saved_by_all(url: str, folder: str) -> tuple[list[str], list[str]]:
+    """What follows a state that all ranks of replicas of two save, the reader first; and what does when all restore it."""
+    rank = dist.get_rank()
+    with streams(url, 0, "dp", 2) as loader:
+        next(loader)
+        for turn in range(2):
+            if rank % 2 == turn:
+                save_rank(loader, folder)
+            dist.barrier()
+        following = [digest(next(loader)) for _ in range(MICROBATCHES)]
+    with streams(url, 0, "dp", 2) as again:
+        restore_rank(again, folder)
+        return following, [digest(next(again)) for _ in range(MICROBATCHES)]
 
 
 def begins_to_balance(url: str, number: int) -> dict[str, Any]:

@@ -391,7 +391,7 @@ def staged(size: int, length: int, num_microbatches: int, num_workers: int | Non
 
 
 def staged_pipeline(num_microbatches: int, num_steps: int) -> list[Any]:
-    """Two stages over the staged transport, data parallel 2; a later stage asks for a pack when the earlier has computed with it."""
+    """Two stages, data parallel 2: a later stage asks for a pack when the earlier one has computed with it."""
     rank = dist.get_rank()
     first = rank // 2 * 2
     data_ranks = (rank % 2, 2 + rank % 2)
