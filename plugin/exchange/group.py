@@ -34,6 +34,7 @@ NOTE_SECONDS = 5.0
 _HANG_UP_TAG = 0x62617970
 _MAX_NOTE = 2000
 _TIMED_OUT = "imed out"
+_NUM_NOTES = "number"
 _CLOSED = "its loader was closed, as at the end of training"
 
 Bytes = npt.NDArray[np.uint8]
@@ -63,6 +64,7 @@ class GlooGroup:
         self._rank = 0
         self._timeout_seconds = timeout_seconds
         self._is_closed = False
+        self._has_told = False
         self._group: Any = None
         if self.size == 1:
             return
@@ -144,10 +146,12 @@ class GlooGroup:
         """Tell the others why this rank stops, and make their collectives fail at once."""
         if self._group is None:
             return
-        with suppress(RuntimeError):  # The store may be gone with its rank.
-            if not self._store.check([str(self._rank)]):
-                note = {"text": text[:_MAX_NOTE], "is_cause": is_cause, "order": self._store.add("order", 1)}
-                self._store.set(str(self._rank), orjson.dumps(note).decode())
+        if not self._has_told:
+            self._has_told = True
+            with suppress(RuntimeError):  # The store may be gone with its rank.
+                order = self._store.add(_NUM_NOTES, 1)
+                note = {"rank": self.ranks[self._rank], "text": text[:_MAX_NOTE], "is_cause": is_cause, "order": order}
+                self._store.set(str(order), orjson.dumps(note).decode())
         self._hang_up()
 
     def close(self) -> None:
@@ -187,14 +191,23 @@ class GlooGroup:
         found: dict[int, dict[str, Any]] = {}
         while True:
             try:
-                for place, rank in enumerate(self.ranks):
-                    if rank not in found and self._store.check([str(place)]):
-                        found[rank] = orjson.loads(self._store.get(str(place)))
+                missing = set(range(1, self._store.add(_NUM_NOTES, 0) + 1)) - {int(note["order"]) for note in found.values()}
+                for note in self._read([str(order) for order in sorted(missing)]):
+                    found.setdefault(note["rank"], note)
             except RuntimeError:
                 return found  # The store is gone with its rank.
-            if len(found) == self.size or any(note["is_cause"] for note in found.values()) or time.monotonic() > deadline:
+            is_known = any(note["is_cause"] for note in found.values())
+            if len(found) == self.size or is_known or time.monotonic() > deadline:
                 return found
             time.sleep(0.02)
+
+    def _read(self, keys: list[str]) -> list[dict[str, Any]]:
+        """Notes there are; all of thousands of ranks read, so it takes few requests to the store."""
+        if not keys:
+            return []
+        if hasattr(self._store, "multi_get") and self._store.has_extended_api() and self._store.check(keys):
+            return [orjson.loads(text) for text in self._store.multi_get(keys)]
+        return [orjson.loads(self._store.get(key)) for key in keys if self._store.check([key])]
 
 
 def _default_store() -> Any:
