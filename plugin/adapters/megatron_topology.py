@@ -58,10 +58,18 @@ def expert_labels(world: Sequence[Standing]) -> tuple[int, ...] | None:
 
     An expert group of tensor-parallel peers holds fewer coordinates than ranks. None: no two coordinates meet.
     """
-    labels = list(range(1 + max(standing.data_rank for standing in world)))
+    towards = list(range(1 + max(standing.data_rank for standing in world)))
     for standing in world:
         for lowest in standing.meets:
-            one, other = labels[standing.data_rank], labels[world[lowest].data_rank]
-            if one != other:
-                labels = [min(one, other) if label in (one, other) else label for label in labels]
-    return tuple(labels) if len(set(labels)) < len(labels) else None
+            one, other = sorted((_label(towards, standing.data_rank), _label(towards, world[lowest].data_rank)))
+            towards[other] = one
+    labels = tuple(_label(towards, coordinate) for coordinate in range(len(towards)))
+    return labels if len(set(labels)) < len(labels) else None
+
+
+def _label(towards: list[int], coordinate: int) -> int:
+    """The lowest of those joined so far, each of which points to another below it; shortens the way."""
+    while towards[coordinate] != coordinate:
+        towards[coordinate] = towards[towards[coordinate]]
+        coordinate = towards[coordinate]
+    return coordinate

@@ -61,16 +61,20 @@ def agree(rows: npt.NDArray[np.uint8], ranks: Sequence[int]) -> tuple[str, ...]:
     """
     found = [orjson.loads(row.tobytes()) for row in rows]
     for field in fields(Settings):
-        values: dict[str, list[int]] = {}
-        for rank, one in zip(ranks, found, strict=True):
-            values.setdefault(repr(one.get(field.name)), []).append(rank)
-        if len(values) > 1:
-            said = " and ".join(f"{value} on {named(whose)}" for value, whose in values.items())
+        if said := differing([one.get(field.name) for one in found], ranks):
             raise UsageError(
                 f"settings of ranks that exchange packs: found {field.name} {said}, expected one value; "
                 "start all ranks with the same settings, from the same checkpoint"
             )
     return tuple(one["host"] for one in found)
+
+
+def differing(values: Sequence[object], ranks: Sequence[int]) -> str:
+    """'4 on ranks 0, 2 and 5 on rank 1'; nothing where all ranks have the same."""
+    whose: dict[str, list[int]] = {}
+    for rank, value in zip(ranks, values, strict=True):
+        whose.setdefault(repr(value), []).append(rank)
+    return " and ".join(f"{value} on {named(those)}" for value, those in whose.items()) if len(whose) > 1 else ""
 
 
 def named(ranks: Sequence[int], most: int = 8) -> str:

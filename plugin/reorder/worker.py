@@ -21,7 +21,7 @@ from plugin.exchange.errors import ExchangeError, RankLeft, RankLost
 from plugin.exchange.group import GlooGroup
 from plugin.exchange.metadata import PackTable
 from plugin.exchange.moves import moves_of, routes_of
-from plugin.exchange.settings import Settings, named
+from plugin.exchange.settings import Settings, differing, named
 from plugin.exchange.transport import Job, Transport
 from plugin.reorder.parallel import Parallel
 from plugin.reorder.planner import Plan, Planner, imbalance, refuse_broken
@@ -207,8 +207,7 @@ class Worker:
             if heads["failed"].any():
                 self._raise_failure(pool, pulled, heads)
             for field, what in (("step", "step"), ("num_slots", "number of microbatches")):
-                if len(set(heads[field].tolist())) > 1:
-                    found = ", ".join(f"{value} on rank {rank}" for rank, value in zip(group.ranks, heads[field], strict=True))
+                if found := differing(heads[field].tolist(), group.ranks):
                     raise UsageError(f"step {pool.step}: found {what} {found}, expected the same on all ranks")
         if (heads["num_packs"] == pool.num_microbatches).all():
             return True

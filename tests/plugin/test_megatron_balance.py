@@ -66,6 +66,19 @@ def test_ranks_of_data_that_meet_in_expert_layers(name: str, world: list[Standin
     assert expert_labels(world) == labels
 
 
+@given(meetings=st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=4)))
+def test_who_meets_is_who_can_be_reached(meetings: list[list[int]]) -> None:
+    """Of 12 ranks, each a replica: in whatever groups, the lowest rank that is reached from one is its label."""
+    reached = [{rank} for rank in range(12)]
+    for _ in range(12):
+        for meeting in meetings:
+            together = set().union(*(reached[rank] for rank in meeting))
+            for rank in meeting:
+                reached[rank] |= together
+    expected = tuple(min(others) for others in reached)
+    assert expert_labels(world_of(range(12), meetings)) == (expected if len(set(expected)) < 12 else None)
+
+
 @pytest.mark.parametrize(("labels", "mode"), [(None, Mode.DP), ((0, 0, 2, 2), Mode.EP), ((0, 0, 0, 0), Mode.FSDP)])
 def test_the_mode_follows_from_who_meets(labels: tuple[int, ...] | None, mode: Mode) -> None:
     assert Topology(num_ranks=4, expert_group=labels).resolve("auto") is mode

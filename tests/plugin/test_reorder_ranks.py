@@ -10,6 +10,7 @@ from exchange_scenarios import (
     Shifted,
     Sorted,
     differing,
+    differing_later,
     failing,
     forked,
     made_pack,
@@ -254,6 +255,11 @@ def test_slices_over_a_device_wait_for_no_later_stage(ranks, num_microbatches):
         expected, _ = dealt(Sorted(), num_microbatches * step, num_microbatches, size=2)
         part = slice(num_microbatches * step, num_microbatches * (step + 1))
         assert [one[part] for one in found] == [expected[0], expected[0], expected[1], expected[1]]
+
+
+def test_other_numbers_of_microbatches_at_a_later_step_are_named_with_their_ranks(ranks):
+    said = "step 1: found number of microbatches 4 on ranks 0, 2, 3 and 5 on rank 1, expected the same on all ranks"
+    assert [outcome.error for outcome in ranks.run(differing_later, SIZE)] == [f"UsageError: {said}"] * SIZE
 
 
 def test_profile_is_compared_as_packs_have_it():

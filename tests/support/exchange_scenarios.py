@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from pack_samples import PATCHES, pack_sample, patch_image
 
+from packer.format.errors import UsageError
 from plugin.batch import build
 from plugin.batch.torch_batch import TorchBatch
 from plugin.exchange.errors import RankLost
@@ -198,6 +199,19 @@ def differing(size: int, changes: list[dict[str, Any]]) -> None:
         next(loader)
     finally:
         assert source.calls == 0, "nothing is read before settings are compared"
+
+
+def differing_later(size: int) -> int:
+    """Rank 1 counts other microbatches from the second global batch on; packs that each rank takes before it hears of that."""
+    other = int(dist.get_rank() == 1)
+    loader = balanced(Source(dist.get_rank(), 40), size, num_microbatches=lambda step: 4 + step * other)
+    taken = 0
+    with suppress(UsageError):
+        for _ in loader:
+            taken += 1
+    assert taken == 4
+    next(loader)
+    return taken
 
 
 def failing(size: int, num_workers: int | None) -> dict[str, Any]:
