@@ -44,7 +44,13 @@ _POSITIVE = click.IntRange(min=1)
     show_default=True,
     help="Where all ranks meet: microbatch for FSDP and ZeRO-3.",
 )
-@click.option("--gpus-per-node", type=_POSITIVE, default=8, show_default=True, help="Consecutive ranks on one machine.")
+@click.option(
+    "--gpus-per-node",
+    type=_POSITIVE,
+    default=8,
+    show_default=True,
+    help="Consecutive data-parallel ranks on one machine; fewer than its GPUs where these share a pack.",
+)
 @click.option("--cost", help="ENCODER+LLM, or a file, as docs/cost.md says; default: by the profile's image rule.")
 @click.option("--max-images-per-pack", type=_POSITIVE, help="As the loader's setting of that name.")
 @click.option("--max-patches-per-pack", type=_POSITIVE, help="As the loader's setting of that name.")

@@ -113,7 +113,7 @@ def test_packs_are_those_of_the_loader_one_by_one(url: str, table: IndexTable, m
     sums = [[int(column[pack].sum()) for pack in rows] for column in (columns.num_images, columns.num_patches)]
     expected = size.num_bytes(limits.sequence_length, np.array([len(pack) for pack in rows]), *map(np.array, sums))
     # Only the texts of ids and sources differ, within the multiples of 64 that each field takes.
-    assert [abs(pack.buffer.nbytes - number) <= 512 for pack, number in zip(packs, expected.tolist(), strict=True)]
+    assert all(abs(pack.buffer.nbytes - number) <= 512 for pack, number in zip(packs, expected.tolist(), strict=True))
     assert max(expected) > 100_000
 
 
