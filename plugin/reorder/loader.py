@@ -248,8 +248,18 @@ class BalancedLoader:
         pulled: Pulled | None = None
         if self._pulls_itself and self._source is not None:
             # Another thread that makes packs would draw from the trainer's random state, at times of its own.
-            pulled = pull(self._source, number, before, self._expected)
-        worker.submit(pool, before, pulled)
+            try:
+                pulled = pull(self._source, number, before, self._expected)
+            except BaseException as error:
+                # Nobody knows which packs the source gave by then: whoever goes on after an interrupt would train without them.
+                why = ExchangeError(f"step {step}: reading was interrupted ({type(error).__name__}); go on from the last state")
+                self._hand_over(pool, before, Pulled(packs=[], before=before, after=before, error=why))
+                raise
+        self._hand_over(pool, before, pulled)
+
+    def _hand_over(self, pool: Pool, before: Any, pulled: Pulled | None) -> None:
+        assert self._worker is not None, "begun"
+        self._worker.submit(pool, before, pulled)
         self._next = pool
 
     def _started(self) -> Worker:

@@ -10,6 +10,7 @@ from exchange_scenarios import COST, LENGTH, PROFILE, Local, Sorted, Source, bal
 
 from packer.format.errors import FormatError, UsageError
 from plugin.exchange.cuda import CudaDevice
+from plugin.exchange.errors import ExchangeError
 from plugin.reorder import BalancedLoader, LoaderCheckpoint, Parallel, chunk_iterators
 from plugin.reorder.planner import refuse_broken
 
@@ -173,6 +174,27 @@ def test_a_state_is_that_of_the_beginning_where_the_first_batch_fails(num_worker
     again = alone(Source(0, 20))
     again.restore_state(state)
     assert len(list(again)) == 20
+
+
+def test_no_pack_is_passed_over_after_an_interrupt():
+    class Interrupted(Source):
+        def __next__(self):
+            if self.position == 6 and self.calls < 10:
+                self.calls = 10
+                raise KeyboardInterrupt
+            return super().__next__()
+
+    loader = alone(Interrupted(0, 20, num_workers=0), planner=Local())
+    packs = [seen(next(loader))]
+    with pytest.raises(KeyboardInterrupt):
+        next(loader)
+    packs += [seen(next(loader)) for _ in range(3)]
+    assert packs == [seen(made_pack(0, number)) for number in range(4)]
+    with pytest.raises(ExchangeError, match=r"step 1: reading was interrupted \(KeyboardInterrupt\); go on from the last state"):
+        next(loader)
+    again = alone(Source(0, 20), planner=Local())
+    again.restore_state(loader.save_state())
+    assert seen(next(again)) == seen(made_pack(0, 4))
 
 
 def test_packs_of_another_profile_or_length_are_refused():
