@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,7 +66,7 @@ def save_rank(loader: HasState, folder: str | Path, *, step: int | None = None) 
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"kind": _KIND, "version": _VERSION, "step": step, "loader": state}
     # Ranks of one replica write the same file: each a temporary one of its own, then the whole of it.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with open(temporary, "wb") as file:
         _StatePickler(file).dump(document)
     temporary.replace(path)
