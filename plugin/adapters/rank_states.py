@@ -5,7 +5,6 @@ Energon's states are objects, so they are pickled; reading makes objects of thos
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import uuid
