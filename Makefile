@@ -48,4 +48,4 @@ check: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(DEMO).limit-* recipe.schema.json gimp-page stamp-page report-page cost.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DEMO) $(DEMO).limit-* recipe.schema.json gimp-page stamp-page report-page cost.json forecast.json checkpoints .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
