@@ -21,6 +21,7 @@ from megatron.energon.wrappers.buffer import SavableSampleBuffer
 
 from packer.format.errors import UsageError
 from plugin.failures import Failure, TooManyFailures, refuse_too_many
+from plugin.loader_workers import begin_worker
 from plugin.packing import Packing
 from plugin.packing.limits import Refusal
 from plugin.settings import PackSettings
@@ -128,6 +129,7 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         self._has_ended = self._was_restored = False
         if was_at_end:
             return  # the others of this rank's workers are still in that epoch
+        begin_worker()
         for buffer in (self._mixing, self._waiting, self._planned):
             buffer.worker_start()
         num_ahead = 0

@@ -27,7 +27,7 @@ from plugin.carry_over import CarryOverPackingDataset
 from plugin.counters import StreamCounters, difference, line
 from plugin.host_memory import HostMemory
 from plugin.loader_state import LoaderState, read_state, sources_of
-from plugin.loader_workers import refuse_dead, shut_down
+from plugin.loader_workers import refuse_dead, shut_down, worker_states
 from plugin.settings import PackSettings, Peers
 from plugin.task_encoder import Pack, PackingTaskEncoder
 from plugin.tensors import ImageTensors
@@ -246,13 +246,12 @@ class PackLoader:
             WorkerDied: and its place in the stream with it.
         """
         self._refuse_fork()
-        refuse_dead(self._loader, "save_state")  # Energon would wait for their answers for ever
         state: LoaderState = {
             "version": 1,
             **self._identity(),
             "num_packs": self.num_packs,
             "is_between_epochs": self._is_between_epochs,
-            "energon": self._loader.save_state_rank(),
+            "energon": worker_states(self._loader),
         }
         return dict(state)
 

@@ -1,13 +1,19 @@
-"""The processes that build packs under an Energon loader: which of them have died, and how they are ended."""
+"""The processes that build packs under an Energon loader: how they begin, which of them have died, and how they are ended."""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing.queues
+import os
+import queue
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import Any
+
+from torch.utils.data import get_worker_info
 
 from packer.format.errors import BayplanError
 
@@ -15,10 +21,62 @@ logger = logging.getLogger(__name__)
 
 _SECONDS_TO_END = 1.0
 """A process that is killed closes its connections a moment before it has ended."""
+_SECONDS_BETWEEN_LOOKS = 0.5
+_NOT_HANDED_OVER = 74
+"""Exit code: the one that `sysexits.h` has for input and output."""
 
 
 class WorkerDied(BayplanError):
     """A loader worker ended in the middle of its work, by no error of its own."""
+
+
+def begin_worker() -> None:
+    """In a loader worker, before its first pack; elsewhere nothing. May be called again."""
+    if get_worker_info() is None or threading.current_thread() is not threading.main_thread():
+        return
+    # Ctrl-C goes to every process of a terminal: the trainer decides, and workers must live to tell it where they are.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A queue forgets what it cannot send, and the trainer would wait for that pack for ever.
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_unsent)  # type: ignore[attr-defined]
+
+
+def _end_unsent(error: BaseException, unsent: object) -> None:
+    logger.error("this loader worker ends, since what it made could not be handed to the trainer: %s", error)
+    os._exit(_NOT_HANDED_OVER)
+
+
+class _Answers:
+    """A queue of answers of a loader's workers, which is not waited for when one of them has died."""
+
+    def __init__(self, answers: Any, loader: Any) -> None:
+        self._answers, self._loader = answers, loader
+
+    def get(self) -> Any:
+        while True:
+            try:
+                return self._answers.get(timeout=_SECONDS_BETWEEN_LOOKS)
+            except queue.Empty:
+                refuse_dead(self._loader, "save_state")
+
+
+def worker_states(loader: Any) -> Any:
+    """What Energon's `save_state_rank` gives, which alone would wait for the answers of dead workers for ever.
+
+    Raises:
+        WorkerDied: there is one.
+    """
+    refuse_dead(loader, "save_state")
+    answers = getattr(loader, "result_queues", None)
+    if answers is None:
+        return loader.save_state_rank()
+    loader.result_queues = [_Answers(each, loader) for each in answers]
+    try:
+        return loader.save_state_rank()
+    except (OSError, RuntimeError, EOFError) as error:  # an answer is fetched from the process that gave it
+        refuse_dead(loader, "save_state", error)
+        raise
+    finally:
+        loader.result_queues = answers
 
 
 def refuse_dead(loader: Any, what: str, error: BaseException | None = None) -> None:
@@ -52,6 +110,8 @@ def _wait_for_end(workers: Sequence[Any]) -> None:
 
 
 def _end_of(exit_code: int | None) -> str:
+    if exit_code == _NOT_HANDED_OVER:
+        return "unable to hand over what it made (is /dev/shm full? in a container it has 64 MB unless told otherwise)"
     if exit_code is None or exit_code >= 0:
         return f"ended with exit code {exit_code}"
     try:
