@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Any, Protocol
 
 from megatron.energon import SavableDataset, WorkerConfig
@@ -120,7 +121,8 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         """Samples that fit no pack, by reason."""
 
     def restore_state(self, state: FlexState) -> None:
-        super().restore_state(state)
+        # Energon takes lists from it as they are, and the stream changes them: the caller may restore from it once more.
+        super().restore_state(deepcopy(state))
         self._was_restored = True
         self._num_since_restore = 0
 

@@ -216,6 +216,18 @@ def test_a_state_may_be_restored_over_another(url: str, clean: list[str]) -> Non
         assert digests(stream, 10) == clean[5:15]
 
 
+def test_a_state_may_be_restored_again_and_again(url: str) -> None:
+    """A stream that was restored from it must not write into it."""
+    with opened(url) as stream:
+        digests(stream, 5)
+        state = stream.save_state()
+        following = digests(stream, 12)
+    for _ in range(3):
+        with opened(url) as stream:
+            stream.restore_state(state)
+            assert digests(stream, 12) == following
+
+
 def test_an_interrupt_ends_the_stream_and_its_state_is_that_of_the_last_pack(
     url: str, clean: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
