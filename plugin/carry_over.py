@@ -179,11 +179,24 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
                     self._mixing.append(next(source))
                 except StopIteration:
                     self._source_has_ended = True
+                except AssertionError as error:
+                    self._refuse_no_sample(error)
+                    raise
             number = len(self._mixing.buffer)
             if not number:
                 return
             self._waiting.append(self._mixing.pop(self._rng.randbelow(number) if number > 1 else 0))
             self._ages.append(0)
+
+    def _refuse_no_sample(self, error: AssertionError) -> None:
+        """Energon's word for it is that it cannot repeat an empty dataset."""
+        config = self.worker_config
+        if not self.dataset.worker_has_samples():
+            raise UsageError(
+                f"found no usable sample for loader worker {config.rank_worker_id()} of rank {config.rank}, expected at least "
+                f"one for each of {config.world_size} ranks x {max(1, config.num_workers)} workers; take fewer ranks or loader "
+                "workers, or add data"
+            ) from error
 
     def _is_running_low(self) -> bool:
         """Time for a plan: before the last packs of the one before are built, so that its first ones are read in time, but not

@@ -13,10 +13,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
-from megatron.energon import ConcatDataset, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from megatron.energon import ConcatDataset, WorkerConfig, get_savable_loader
+from torch.utils.data import get_worker_info
 
 from packer.format import layout
 from packer.format.errors import UsageError
@@ -28,6 +29,7 @@ from plugin.counters import StreamCounters, difference, line
 from plugin.host_memory import HostMemory
 from plugin.loader_state import LoaderState, read_state, sources_of
 from plugin.loader_workers import refuse_dead, shut_down, worker_states
+from plugin.opening import energon_path, open_dataset, refuse_unfit, worker_config_of
 from plugin.settings import PackSettings, Peers
 from plugin.task_encoder import Pack, PackingTaskEncoder
 from plugin.tensors import ImageTensors
@@ -67,6 +69,7 @@ class PackLoader:
         self._has_begun = False
         self._over: tuple[str, BaseException | None] | None = None
         """Why no pack comes any more, and the error that it came from."""
+        self._is_closed = False
         self._process = os.getpid()
         self._asking = threading.Lock()
         self._counters = StreamCounters()
@@ -81,7 +84,7 @@ class PackLoader:
     @classmethod
     def open(
         cls,
-        dataset_url: str,
+        dataset_url: str | os.PathLike[str],
         profile: str,
         settings: PackSettings,
         *,
@@ -100,6 +103,7 @@ class PackLoader:
         """The packs of a dataset's blend under a profile. `train` never ends, `val` is one pass.
 
         Args:
+            dataset_url: a folder, or the URL of one in a store that Energon's storage client knows (s3, gs, msc).
             rank, world_size: of the pure data-parallel group: ranks of one replica give the same rank and get the same packs.
             num_workers: processes that build packs; 0: this process does, when it asks.
             seed: another seed, another order.
@@ -112,26 +116,16 @@ class PackLoader:
         Raises:
             UsageError: what cannot work, by name. FormatError: a damaged index.
         """
+        refuse_unfit(split=split, shuffle_buffer_size=shuffle_buffer_size, prefetch_factor=prefetch_factor)
+        config = worker_config or worker_config_of(rank=rank, world_size=world_size, num_workers=num_workers, seed=seed)
+        dataset_url = os.fspath(dataset_url)
         encoder = PackingTaskEncoder(dataset_url, profile, settings, peers=peers, tensors=tensors)
-        config = worker_config or WorkerConfig(rank=rank, world_size=world_size, num_workers=num_workers, seed_offset=seed)
         builder = encoder.builder
         form = builder.tensors.form if builder.tensors is not None and builder.peers.pipeline_stage == 0 else None
         memory = HostMemory.of(settings, builder.limits, form, num_workers=config.num_workers, packs_queued=prefetch_factor)
         memory.admit(settings.max_host_bytes)
         path = blend or join_url(dataset_url, f"{layout.index_dir(profile)}/{layout.PROFILE_DATASET_FILE}")
-        if split == "train":
-            dataset = get_train_dataset(
-                path,
-                worker_config=config,
-                batch_size=None,
-                shuffle_buffer_size=shuffle_buffer_size,
-                max_samples_per_sequence=None,
-                task_encoder=encoder,
-            )
-        elif split == "val":
-            dataset = get_val_dataset(path, worker_config=config, batch_size=None, task_encoder=encoder)
-        else:
-            raise UsageError(f"found the split {split!r}, expected 'train' or 'val'")
+        dataset = open_dataset(energon_path(path), split, config, encoder, shuffle_buffer_size=shuffle_buffer_size)
         loader = get_savable_loader(dataset, checkpoint_every_sec=CHECKPOINT_SECONDS, prefetch_factor=prefetch_factor)
         return cls(loader, encoder)
 
@@ -199,8 +193,22 @@ class PackLoader:
             raise UsageError(f"no pack comes of this stream any more: {why}. Open it again and restore its state") from error
         self._refuse_fork()
 
+    def __reduce__(self) -> NoReturn:
+        """A copy would be another stream of the same packs."""
+        raise UsageError(
+            "found a `PackLoader` that is to be pickled or copied, expected one that stays where it was opened: open it in the "
+            "process that iterates it, and hand on `save_state()`"
+        )
+
     def _refuse_fork(self) -> None:
-        """A child that took packs from its parent's workers would leave the parent waiting for them."""
+        """A child that took packs from its parent's workers would leave the parent waiting for them; each of torch's workers
+        would give the same packs once more.
+        """
+        if get_worker_info() is not None:
+            raise UsageError(
+                "found a `PackLoader` in a worker of torch's DataLoader, expected one that is iterated itself: it has workers of "
+                "its own, `PackLoader.open(..., num_workers=)`"
+            )
         if self.num_workers and os.getpid() != self._process:
             raise UsageError(
                 f"found a stream with loader workers of process {self._process} in process {os.getpid()}, forked from it; "
@@ -243,9 +251,11 @@ class PackLoader:
         """Where the stream stands after the pack that came last: plain values around Energon's own state.
 
         Raises:
-            WorkerDied: and its place in the stream with it.
+            WorkerDied: and its place in the stream with it. UsageError: it was closed.
         """
         self._refuse_fork()
+        if self._is_closed and self.num_workers:
+            raise UsageError("save_state: found a stream that was closed, whose workers are gone; save its state before")
         state: LoaderState = {
             "version": 1,
             **self._identity(),
@@ -308,6 +318,7 @@ class PackLoader:
     def close(self) -> None:
         """End the workers; no pack comes after it."""
         self._iterator = None
+        self._is_closed = True
         self._over = self._over or ("it was closed", None)
         if os.getpid() == self._process:
             shut_down(self._loader)

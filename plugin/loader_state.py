@@ -47,7 +47,7 @@ def read_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -> _Known:
         raise UsageError(f"restore_state: found {type(state).__name__} without a version, expected what `save_state` gave")
     if state["version"] != VERSION:
         raise UsageError(
-            f"restore_state: found a state of version {state['version']}, expected {VERSION}; resume with the "
+            f"restore_state: found a state of version {state['version']!r}, expected {VERSION}; resume with the "
             "release that saved it"
         )
     wrong = [name for name in expected if state.get(name) != expected[name]]

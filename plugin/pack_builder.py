@@ -5,6 +5,7 @@ Nothing is kept between packs but what is being fetched, so the same rows give t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -40,7 +41,7 @@ class PackBuilder:
 
     def __init__(
         self,
-        dataset_url: str,
+        dataset_url: str | os.PathLike[str],
         profile: str,
         settings: PackSettings,
         peers: Peers | None = None,
@@ -55,6 +56,11 @@ class PackBuilder:
         Raises:
             UsageError: no such profile, one whose images have no pixels yet, or settings that the peers could not share.
         """
+        dataset_url = os.fspath(dataset_url)
+        if not isinstance(settings, PackSettings):
+            raise UsageError(f"found settings of type {type(settings).__name__}, expected PackSettings(...)")
+        if not isinstance(peers, Peers | None):
+            raise UsageError(f"found peers of type {type(peers).__name__}, expected Peers(...)")
         self.peers = peers or Peers()
         settings.refuse_unfit(self.peers)
         self.settings = settings

@@ -41,7 +41,7 @@ class BundleReader:
 
     def __init__(
         self,
-        dataset_url: str,
+        dataset_url: str | os.PathLike[str],
         *,
         check_crc: bool = True,
         max_open: int = 256,
@@ -50,6 +50,7 @@ class BundleReader:
     ) -> None:
         if max_open < 1:
             raise UsageError(f"max_open: found {max_open}, expected at least 1")
+        dataset_url = os.fspath(dataset_url)
         local = is_local(dataset_url)
         root = os.path.abspath(os.path.expanduser(local_path(dataset_url))) if local else dataset_url.rstrip("/")
         self.dataset_url = root

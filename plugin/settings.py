@@ -11,6 +11,29 @@ from plugin.packing import PackLimits
 
 OnFailure = Literal["stop", "blank", "skip"]
 
+_INT32 = (1 << 31) - 1
+_WHOLE = {"buffer_size": 1, "max_age": 0, "packs_ahead": 1, "prefetch_bytes": 1, "num_threads": 1, "pad_id": 0}
+"""The least of each."""
+_WHOLE_OR_NONE = {"max_failures": 0, "max_host_bytes": 1}
+_NONE_SAYS = {
+    "max_failures": " (0: stop at the first), or None (unlimited)",
+    "max_host_bytes": ", or None (only logged)",
+}
+
+
+def refuse_not_whole(name: str, value: object, least: int, *, most: int | None = None, way_out: str = "") -> None:
+    """Raises:
+    UsageError: no whole number, or one out of bounds: settings come from files and command lines, where 2 is easily "2" or 2.0.
+    """
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"found {name} {value!r}, expected a whole number {bounds}{way_out}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
@@ -24,6 +47,9 @@ class Peers:
     sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("tensor", "context", "pipeline"):
+            refuse_not_whole(name, getattr(self, name), 1)
+        refuse_not_whole("pipeline_stage", self.pipeline_stage, 0)
         if min(self.tensor, self.context, self.pipeline) < 1 or not 0 <= self.pipeline_stage < self.pipeline:
             raise UsageError(f"found {self}, expected sizes of at least 1 and a stage within [0, {self.pipeline})")
 
@@ -83,16 +109,25 @@ class PackSettings:
     """What the loader of one rank may take; more is refused before anything is read. None: only logged."""
 
     def __post_init__(self) -> None:
-        for name in ("buffer_size", "packs_ahead", "prefetch_bytes", "num_threads"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"found {name} {getattr(self, name)}, expected at least 1")
+        for name, least in _WHOLE.items():
+            refuse_not_whole(name, getattr(self, name), least, most=_INT32 if name == "pad_id" else None)
+        for name, least in _WHOLE_OR_NONE.items():
+            if getattr(self, name) is not None:
+                refuse_not_whole(name, getattr(self, name), least, way_out=_NONE_SAYS[name])
+        for name in ("ensure_image", "draft", "check_crc"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"found {name} {getattr(self, name)!r}, expected True or False")
+        if not (_is_number(self.read_deadline_seconds) and 0 < self.read_deadline_seconds < math.inf):
+            raise UsageError(f"found read_deadline_seconds {self.read_deadline_seconds!r}, expected a number of seconds above 0")
+        if self.cost is not None and not isinstance(self.cost, str):
+            raise UsageError(f"found cost {self.cost!r}, expected the name or the file of a cost model, or None")
         if self.on_failure not in get_args(OnFailure):
             raise UsageError(f"found on_failure {self.on_failure!r}, expected one of {', '.join(get_args(OnFailure))}")
-        if self.max_failures is not None and self.max_failures < 0:
-            raise UsageError(f"found max_failures {self.max_failures}, expected 0 (stop at the first), more, or None (unlimited)")
-        if self.max_failure_share is not None and not 0 <= self.max_failure_share <= 1:
-            raise UsageError(f"found max_failure_share {self.max_failure_share}, expected 0 to 1, or None (unlimited)")
+        share = self.max_failure_share
+        if share is not None and not (_is_number(share) and 0 <= share <= 1):
+            raise UsageError(f"found max_failure_share {share!r}, expected 0 to 1, or None (unlimited)")
         self.limits(Peers())  # refuses what no pack could be
+        refuse_not_whole("sequence_length", self.sequence_length, 1, most=_INT32)  # cu_seqlens are int32
 
     def limits(self, peers: Peers) -> PackLimits:
         """What a pack may hold."""

@@ -6,6 +6,7 @@ What is chosen, what is handed back and what is restored is `carry_over`'s; what
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ class PackingTaskEncoder(TaskEncoder[IndexedSample, IndexedSample, Pack, Pack]):
 
     def __init__(
         self,
-        dataset_url: str,
+        dataset_url: str | os.PathLike[str],
         profile: str,
         settings: PackSettings,
         *,

@@ -6,6 +6,7 @@ No tokens and no packs here. Needs neither Energon nor torch, and works with tor
 from __future__ import annotations
 
 import operator
+import os
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -31,7 +32,7 @@ class RawSamples:
 
     def __init__(
         self,
-        dataset_url: str,
+        dataset_url: str | os.PathLike[str],
         profile: str,
         *,
         sources: list[str] | None = None,
@@ -52,6 +53,7 @@ class RawSamples:
         """
         if split not in get_args(Split):
             raise UsageError(f"found the split {split!r}, expected one of {', '.join(get_args(Split))}")
+        dataset_url = os.fspath(dataset_url)
         self._alpha = alpha
         self._table = open_index(dataset_url, profile, sources=sources)
         self._selection = _selected(self._table, open_storage(dataset_url), split)

@@ -122,6 +122,16 @@ def test_a_closed_stream_gives_nothing_and_closes_again(url: str) -> None:
         next(stream)
 
 
+def test_the_state_of_a_closed_stream_is_refused_where_it_was_with_its_workers(url: str) -> None:
+    with opened(url, num_workers=1) as stream:
+        next(stream)
+    with pytest.raises(UsageError, match="save_state: found a stream that was closed"):
+        stream.save_state()
+    with opened(url) as stream:
+        next(stream)
+    assert stream.save_state()["num_packs"] == 1
+
+
 def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
     errors: list[BaseException] = []
 
