@@ -88,6 +88,7 @@ class GlooGroup:
     def after_fork(self) -> None:
         """A child never lets go of the group: that would wait for threads it does not have, or crash."""
         _inherited.append(self._group)
+        self._is_closed = True  # Nor does it close it: the connections are its parent's.
 
     def gather(self, row: Bytes) -> Bytes:
         """[ranks, bytes]: everybody's row."""

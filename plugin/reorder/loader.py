@@ -18,9 +18,10 @@ from plugin.exchange.errors import ExchangeError
 from plugin.exchange.group import GlooGroup
 from plugin.exchange.settings import Settings
 from plugin.exchange.transport import Transport
+from plugin.forks import begins_anew_after_fork
 from plugin.reorder import state as loader_state
 from plugin.reorder.counters import Counters
-from plugin.reorder.options import refuse_wrong, transport_of
+from plugin.reorder.options import microbatches_at, refuse_wrong, refuse_wrong_seconds, transport_of
 from plugin.reorder.parallel import Parallel
 from plugin.reorder.planner import Planner
 from plugin.reorder.pool import Pool
@@ -77,6 +78,7 @@ class BalancedLoader:
             on_batch: called with the counters of each global batch, when its last pack is followed by another `__next__`.
         """
         refuse_wrong(source, parallel, micro_batch_size, loss_per_token, readers, slice_bytes)
+        refuse_wrong_seconds(timeout_seconds=timeout_seconds, slow_seconds=slow_seconds)
         self._num_microbatches = num_microbatches
         self._micro_batch_size = micro_batch_size
         self._parallel, self._planner, self._readers = parallel, planner, readers
@@ -100,6 +102,10 @@ class BalancedLoader:
         self._yielded = 0
         self._is_counted = False
         self._is_ended = False
+        self._asking = threading.Lock()
+        self._refusal = ""
+        """Why no pack can come any more."""
+        begins_anew_after_fork(self)
 
     def __iter__(self) -> Iterator[TorchBatch]:
         return self
@@ -107,6 +113,16 @@ class BalancedLoader:
     def __next__(self) -> TorchBatch:
         if self._is_ended:
             raise StopIteration
+        if self._refusal:
+            raise UsageError(f"balanced loader: {self._refusal}")
+        if not self._asking.acquire(blocking=False):
+            raise UsageError("balanced loader: found a second thread that asks for packs, expected one at a time")
+        try:
+            return self._take()
+        finally:
+            self._asking.release()
+
+    def _take(self) -> TorchBatch:
         started = time.monotonic()
         pool = self._pool_to_take_from()
         self._prepare_next(pool)
@@ -116,6 +132,10 @@ class BalancedLoader:
         self._yielded += 1
         pool.counters.exposed_seconds += time.monotonic() - started
         return pack
+
+    def after_fork(self) -> None:
+        """A child has neither the thread nor the connections."""
+        self._refusal = "found a process forked from the one that made it, expected that one; make a loader in each process"
 
     def save_state(self) -> dict[str, Any]:
         """Local and cheap: the source's state before the global batch, and how many of its packs were handed out."""
@@ -141,6 +161,10 @@ class BalancedLoader:
         self._is_ended = True
         if self._worker is not None:
             self._worker.stop_at_exit()
+            return
+        # The others may have begun, and wait for this rank.
+        self._peers.close()
+        self._group.close()
 
     @property
     def counters(self) -> Counters:
@@ -298,10 +322,7 @@ class BalancedLoader:
 
     def _num_slots(self, step: int) -> int:
         """Packs of this rank in a global batch."""
-        number = self._num_microbatches(step) if callable(self._num_microbatches) else self._num_microbatches
-        if not isinstance(number, int) or number < 1:
-            raise UsageError(f"balanced loader: found {number!r} microbatches at step {step}, expected an integer of at least 1")
-        return number * self._micro_batch_size
+        return microbatches_at(step, self._num_microbatches) * self._micro_batch_size
 
     def _log_memory(self, pool: Pool) -> None:
         pack, slice_ = pool.max_pack_bytes / 2**20, max(self._slice_bytes, pool.max_pack_bytes) / 2**20

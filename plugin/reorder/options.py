@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any
+
 from packer.format.errors import UsageError
 from plugin.exchange.group import GlooGroup
 from plugin.exchange.transport import GlooTransport, Transport
 from plugin.reorder.parallel import Parallel
 from plugin.stream import PackSource
+
+MOST_SECONDS = 1e9
+"""Longer ones overflow in gloo, which then fails at once, and in Python's own waits."""
+
+
+def microbatches_at(step: int, number: int | Callable[[int], int]) -> int:
+    """Of a rank, at a step; NumPy's integers are some too.
+
+    Raises:
+        UsageError: no number of microbatches.
+    """
+    found: Any = number(step) if callable(number) else number
+    if isinstance(found, bool) or not isinstance(found, Integral) or found < 1:
+        raise UsageError(f"balanced loader: found {found!r} microbatches at step {step}, expected an integer of at least 1")
+    return int(found)
+
+
+def refuse_wrong_seconds(**seconds: float) -> None:
+    """Raises:
+    UsageError: a time that cannot be waited for.
+    """
+    for name, value in seconds.items():
+        if not 0 < value <= MOST_SECONDS:
+            raise UsageError(f"found {name} {value}, expected more than 0 and at most {MOST_SECONDS:,.0f}")
 
 
 def transport_of(transport: str | Transport, group: GlooGroup) -> Transport:

@@ -14,6 +14,7 @@ from plugin.counters import StreamCounters, difference, line
 from plugin.reorder.assigned import Assigned
 from plugin.reorder.counters import Counters, shown
 from plugin.reorder.loader import BalancedLoader, Readers
+from plugin.reorder.options import microbatches_at, refuse_wrong_seconds
 from plugin.reorder.parallel import Parallel
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ class BalanceSettings:
         for name, known in (("readers", get_args(Readers)), ("transport", ("gloo", "nccl"))):
             if getattr(self, name) not in known:
                 raise UsageError(f"found {name} {getattr(self, name)!r}, expected one of {', '.join(known)}")
-        for name in ("slice_bytes", "timeout_seconds", "slow_seconds"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"found {name} {getattr(self, name)}, expected more than 0")
+        if not self.slice_bytes > 0:
+            raise UsageError(f"found slice_bytes {self.slice_bytes}, expected more than 0")
+        refuse_wrong_seconds(timeout_seconds=self.timeout_seconds, slow_seconds=self.slow_seconds)
 
 
 class BalancedPackLoader:
@@ -146,7 +147,7 @@ class BalancedPackLoader:
 
     def num_microbatches(self, step: int) -> int:
         """Of a rank, at a step counted from the beginning of training."""
-        return self._num_microbatches(step) if callable(self._num_microbatches) else self._num_microbatches
+        return microbatches_at(step, self._num_microbatches)
 
     @property
     def balance(self) -> Counters:

@@ -62,6 +62,12 @@ def decode(state: Any, identity: Identity, num_microbatches: int | None) -> Posi
         # The rest of a batch that was begun is only known to the planner that dealt it.
         expected |= {"planner": identity.planner}
         expected |= {} if num_microbatches is None else {"num_microbatches": num_microbatches}
+    if not _is_position(state):
+        step, yielded, number = (state.get(name) for name in ("step", "yielded", "num_microbatches"))
+        raise UsageError(
+            f"state: found microbatch {yielded!r} of {number!r} at step {step!r}, expected a place before the last; the state is "
+            "damaged"
+        )
     wrong = [f"{name} {state.get(name)!r} instead of {value!r}" for name, value in expected.items() if state.get(name) != value]
     if wrong:
         raise UsageError(
@@ -73,3 +79,10 @@ def decode(state: Any, identity: Identity, num_microbatches: int | None) -> Posi
             "say how far they are, not what comes next"
         )
     return Position(step=state["step"], yielded=state["yielded"], snapshot=state["snapshot"])
+
+
+def _is_position(state: Mapping[str, Any]) -> bool:
+    step, yielded, number = (state.get(name) for name in ("step", "yielded", "num_microbatches"))
+    if not (isinstance(step, int) and isinstance(yielded, int) and isinstance(number, int)):
+        return False
+    return "snapshot" in state and step >= 0 and 0 <= yielded < number

@@ -115,6 +115,15 @@ def test_a_state_without_balancing_in_the_middle_of_a_global_batch_is_refused(ur
         loader.restore_state(state)
 
 
+def test_a_step_without_microbatches_is_refused_where_a_state_without_balancing_is_taken_up(url: str) -> None:
+    with alone(url) as loader:
+        next(loader.loader)
+        state = loader.loader.save_state()
+    with BalancedPackLoader(opened(url, WITH_COSTS), num_microbatches=lambda step: 0) as loader:
+        with pytest.raises(UsageError, match="found 0 microbatches at step 0, expected an integer of at least 1"):
+            loader.restore_state(state)
+
+
 def test_a_balanced_state_is_refused_without_balancing(url: str) -> None:
     with alone(url) as loader:
         next(loader)
@@ -134,7 +143,15 @@ def test_packs_need_costs_and_the_loader_the_ranks_own_place(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"mode": "best"}, {"readers": "some"}, {"transport": "mpi"}, {"slice_bytes": 0}, {"timeout_seconds": -1.0}]
+    "wrong",
+    [
+        {"mode": "best"},
+        {"readers": "some"},
+        {"transport": "mpi"},
+        {"slice_bytes": 0},
+        {"timeout_seconds": -1.0},
+        {"slow_seconds": 1e10},
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"found {next(iter(wrong))} "):

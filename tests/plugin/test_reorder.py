@@ -1,6 +1,8 @@
 """A balanced loader on one rank: state, ends, refusals, and what surrounds it."""
 
+import os
 import threading
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -138,6 +140,86 @@ def test_what_is_no_state_is_refused(state):
         alone(Source(0, 8)).restore_state(state)
 
 
+@pytest.mark.parametrize(
+    "change", [{"yielded": -1}, {"yielded": 4}, {"yielded": None}, {"step": -1}, {"step": "0"}, {"num_microbatches": 1}]
+)
+def test_a_damaged_place_in_a_state_is_refused(change):
+    loader = alone(Source(0, 8))
+    next(loader)
+    with pytest.raises(UsageError, match="expected a place before the last; the state is damaged"):
+        alone(Source(0, 8)).restore_state(loader.save_state() | change)
+
+
+class Interrupted(Source):
+    """The trainer is interrupted while it reads, once."""
+
+    interrupted_at = 0
+
+    def __next__(self):
+        if self.position == self.interrupted_at:
+            self.interrupted_at = -1
+            raise KeyboardInterrupt
+        return super().__next__()
+
+
+@pytest.mark.parametrize("interrupted_at", [0, 2, 4, 6])
+def test_packs_that_were_read_when_the_trainer_was_interrupted_are_not_lost(interrupted_at):
+    source = Interrupted(0, 12, num_workers=0)
+    source.interrupted_at = interrupted_at
+    loader, packs = alone(source), []
+    with pytest.raises(KeyboardInterrupt):
+        packs += (seen(pack) for pack in iter(loader.__next__, None))
+    with pytest.raises(UsageError, match="reading was interrupted in the middle of a global batch; save_state is right"):
+        next(loader)
+    again = alone(Source(0, 12))
+    again.restore_state(loader.save_state())
+    packs += (seen(pack) for pack in again)
+    assert packs == [seen(pack) for pack in alone(Source(0, 12))]
+
+
+def test_the_state_in_the_midst_of_the_first_global_batch_is_that_before_it():
+    # Asked of a source that another thread reads from, it would be that of any place, or none.
+    reached, go_on = threading.Event(), threading.Event()
+
+    class Waiting(Source):
+        def __next__(self):
+            if self.position == 2:
+                reached.set()
+                go_on.wait(10)
+            return super().__next__()
+
+    loader = alone(Waiting(0, 8))
+    thread = threading.Thread(target=next, args=(loader,))
+    thread.start()
+    assert reached.wait(10)
+    try:
+        assert loader.save_state()["snapshot"] == {"position": 0}
+        with pytest.raises(UsageError, match="found a second thread that asks for packs, expected one at a time"):
+            next(loader)
+    finally:
+        go_on.set()
+        thread.join()
+    assert loader.save_state()["yielded"] == 1
+
+
+def test_a_forked_child_is_refused_instead_of_waiting_for_a_thread_it_does_not_have():
+    loader = alone(Source(0, 16))
+    packs = [seen(next(loader)) for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if child == 0:
+        try:
+            next(loader)
+        except UsageError as error:
+            os._exit(7 if "found a process forked from the one that made it" in str(error) else 1)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    packs += (seen(pack) for pack in loader)
+    assert packs == [seen(pack) for pack in alone(Source(0, 16))]
+
+
 def test_a_state_is_refused_once_packs_were_handed_out():
     loader = alone(Source(0, 8))
     state = loader.save_state()
@@ -222,6 +304,8 @@ def test_several_packs_a_microbatch_need_a_loss_per_token():
         ({"readers": "some"}, "found readers 'some', expected 'all' or 'replica'"),
         ({"transport": "smoke"}, "found transport 'smoke', expected 'gloo' or 'nccl'"),
         ({"slice_bytes": 0}, "slice_bytes 0, expected >= 1"),
+        ({"timeout_seconds": 1e10}, "found timeout_seconds 10000000000.0, expected more than 0 and at most 1,000,000,000"),
+        ({"slow_seconds": float("inf")}, "found slow_seconds inf, expected more than 0 and at most"),
     ],
 )
 def test_wrong_arguments_are_refused(change, said):
@@ -229,10 +313,16 @@ def test_wrong_arguments_are_refused(change, said):
         alone(Source(0, 8), **change)
 
 
-@pytest.mark.parametrize("number", [0, -1, 2.0, "8"])
+@pytest.mark.parametrize("number", [0, -1, 2.0, "8", True])
 def test_a_number_of_microbatches_that_is_none_is_refused(number):
     with pytest.raises(UsageError, match="expected an integer of at least 1"):
         next(alone(Source(0, 8), num_microbatches=number))
+
+
+def test_a_number_of_microbatches_may_be_one_of_numpy():
+    loader = alone(Source(0, 8), num_microbatches=lambda step: np.int64(2 + step))
+    assert [loader.step for _ in loader] == [0, 0, 1, 1, 1]
+    assert type(loader.save_state()["num_microbatches"]) is int
 
 
 def test_a_rank_that_reads_needs_a_source():

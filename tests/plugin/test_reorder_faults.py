@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 from exchange_scenarios import (
+    close_in_child,
+    close_unstarted,
     damaged,
     killed_exchanging,
     killed_reading,
@@ -124,6 +126,20 @@ def test_a_rank_that_leaves_lets_the_others_finish_their_batch(ranks, peers):
         assert "stopped: its loader was closed, as at the end of training" in error
         assert "rank 3" in error or peers > 1
         assert not any(line.startswith("ERROR") for line in outcome.logs)
+
+
+def test_a_loader_that_is_closed_before_its_first_pack_does_not_leave_the_others_waiting(ranks):
+    first, *others = ranks.run(close_unstarted, 4)
+    assert (first.error, first.value) == (None, "closed")
+    for outcome in others:
+        assert outcome.value.startswith(
+            "RankLeft: comparing settings before the first step: rank 0 stopped: its loader was closed"
+        )
+
+
+def test_a_forked_child_that_closes_its_loader_leaves_the_connections_to_its_parent(ranks):
+    outcomes = ranks.run(close_in_child, 4)
+    assert [(outcome.error, outcome.value) for outcome in outcomes] == [(None, 8)] * 4
 
 
 def test_packs_of_the_scenarios_differ():

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -446,6 +447,31 @@ def resume_after(size: int) -> list[str]:
     state = {**loader.save_state(), "snapshot": {"position": 4}, "step": 1, "yielded": 1}
     loader.restore_state(state)
     return [pack.batch.sample_ids[0] for pack in loader]
+
+
+def close_unstarted(size: int) -> str:
+    """Rank 0 closes its loader before its first pack, and goes on living; the others wait for that pack."""
+    loader = balanced(Source(dist.get_rank(), 40), size)
+    kept.append(loader)
+    if dist.get_rank() == 0:
+        loader.close()
+        loader.close()
+        return "closed"
+    return str(_until_error(loader)["error"])
+
+
+def close_in_child(size: int) -> int:
+    """A process forked from rank 0 closes what it was forked with; how many packs the ranks then train on."""
+    loader = balanced(Source(dist.get_rank(), 8), size)
+    if dist.get_rank() == 0:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+            child = os.fork()
+        if child == 0:
+            loader.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+    return len(list(loader))
 
 
 def leave_middle(size: int) -> None:
