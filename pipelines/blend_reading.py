@@ -12,6 +12,9 @@ from packer.format.errors import FormatError, UsageError
 from packer.storage import Storage, join_url
 from plugin.forecast import SourceWeight
 
+_MOST_WEIGHT = 1e100
+"""Their sum and its shares must be numbers."""
+
 
 def read_blend(storage: Storage, profile: str) -> list[SourceWeight]:
     """The sources that the split `train` of a profile draws from.
@@ -34,8 +37,11 @@ def read_blend(storage: Storage, profile: str) -> list[SourceWeight]:
 def _source(storage: Storage, profile: str, entry: dict[str, Any], where: str) -> SourceWeight:
     name = posixpath.basename(str(entry["path"]).rstrip("/"))
     weight = entry.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
-        raise FormatError(f"{where}: found weight {weight!r} of source {name!r}, expected a number above 0: index again")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= _MOST_WEIGHT:
+        raise FormatError(
+            f"{where}: found weight {weight!r} of source {name!r}, expected a number above 0 and at most "
+            f"{_MOST_WEIGHT:g}: index again"
+        )
     val = _yaml(storage, layout.nv_meta_file(name, layout.nv_meta_profile(profile))).get("val", 0.0)
     return SourceWeight(name=name, weight=float(weight), val=float(val))
 

@@ -33,6 +33,8 @@ _ENCODERS = {
 """Beginning of an image rule's name -> the encoder its costs are taken from unless one is named."""
 _OTHER_ENCODER = "siglip_so400m_patch14"
 _LLM = "qwen3_8b"
+MOST_PACKS = 1 << 22
+"""Of a global batch: eight times that of 4,096 ranks x 128 microbatches, in some gigabyte of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ def forecast(url: str, profile: str | None, question: Question, say: Callable[[s
     Raises:
         UsageError: no dataset, no such profile, settings that cannot be, no sample that fits. FormatError: a damaged index.
     """
+    _refuse_too_large(question)
     clusters = question.clusters()
     storage = open_storage(url)
     require_identity(storage)
@@ -120,6 +123,15 @@ def forecast(url: str, profile: str | None, question: Question, say: Callable[[s
         "balance": [balance_dict(pool, one, sources) for pool, one in found],
         "notes": notes(stored, model, is_default, size, sources),
     }
+
+
+def _refuse_too_large(question: Question) -> None:
+    number = max(question.num_ranks) * max(question.num_microbatches)
+    if number > MOST_PACKS:
+        raise UsageError(
+            f"found global batches of up to {number:,} packs ({max(question.num_ranks):,} ranks x "
+            f"{max(question.num_microbatches):,} microbatches), expected at most {MOST_PACKS:,}: ask for fewer"
+        )
 
 
 def _pool(

@@ -6,6 +6,9 @@ from typing import Any
 
 import click
 
+_MOST_NUMBER = 1 << 24
+"""Of ranks, microbatches, tokens: what is far above any run, and still far from what memory holds."""
+
 
 class _Numbers(click.ParamType[tuple[int, ...]]):
     """One whole number or several with commas between them."""
@@ -24,6 +27,8 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
             self.fail(f"found {value!r}, expected whole numbers with commas between them, as in 64,512", param, ctx)
         if min(found) < 1:
             self.fail(f"found {min(found)}, expected at least 1", param, ctx)
+        if max(found) > _MOST_NUMBER:
+            self.fail(f"found {max(found)}, expected at most {_MOST_NUMBER:,}", param, ctx)
         return found
 
 

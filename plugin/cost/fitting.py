@@ -73,7 +73,11 @@ class Fit:
     warnings: tuple[str, ...]
 
     def model(self, name: str, source: str) -> CostModel:
-        """Coefficients rounded to femtoseconds. Constants stay out: they are the same for every pack."""
+        """Coefficients rounded to femtoseconds. Constants stay out: they are the same for every pack.
+
+        Raises:
+            UsageError: all of them are 0.
+        """
 
         def of(column: str) -> int:
             return round(sum(part.seconds(column) for part in self.parts) * PER_SECOND)
@@ -85,6 +89,10 @@ class Fit:
             fixed=of("num_images"),
         )
         llm = LlmCost(linear=of("num_tokens"), quadratic=of("sum_squared_tokens"))
+        if not any(asdict(encoder).values()) and not any(asdict(llm).values()):
+            raise UsageError(
+                "found times that no column explains, expected some: every pack would cost nothing; measure packs that differ"
+            )
         return CostModel(name=name, unit=Unit.FEMTOSECOND, encoder=encoder, llm=llm, source=source)
 
     def state(self) -> dict[str, Any]:
@@ -144,7 +152,8 @@ def _fitted(timings: Timings, part: PartName) -> tuple[PartFit, list[str]]:
     for name, column in columns.items():
         if not column.any():
             notes[name] = "no line has any"
-    if "num_tokens" in columns and (spread := columns["num_tokens"].std() / columns["num_tokens"].mean()) < _STEADY:
+    tokens = columns.get("num_tokens", np.zeros(1))
+    if tokens.any() and (spread := tokens.std() / tokens.mean()) < _STEADY:
         notes[_CONSTANT] = f"left out: num_tokens varies by {spread:.1%} only, and stands for it"
     fitted = [name for name in columns if name not in notes]
     if len(target) < len(fitted):
@@ -228,6 +237,8 @@ def _warnings(part: PartName, fit: PartFit, num_fitted: int) -> list[str]:
     found = []
     if fit.num_rows < _ENOUGH_ROWS * num_fitted:
         found.append(f"{part}: {fit.num_rows} lines for {num_fitted} coefficients: {_ENOUGH_ROWS} lines for each would be sound")
+    if not any(column.seconds for column in fit.columns if column.name != _CONSTANT):
+        found.append(f"{part}: no column explains the times, so it would cost nothing in any pack; measure packs that differ")
     arbitrary = [column for column in fit.columns if column.note.startswith("cannot be told")]
     if arbitrary:
         names = ", ".join(column.name for column in arbitrary)

@@ -159,6 +159,10 @@ def test_settings_that_cannot_be(url: str) -> None:
     )
     assert "found 'many', expected whole numbers with commas" in refused(url, "--dp", "many", "--microbatches", "4")
     assert "found 0, expected at least 1" in refused(url, "--dp", "8,0", "--microbatches", "4")
+    large = "found global batches of up to 16,777,216 packs (4,096 ranks x 4,096 microbatches), expected at most 4,194,304"
+    assert large in refused(url, "--dp", "1,4096", "--microbatches", "4096,4")
+    for option in ("--dp", "--microbatches", "--sequence-length"):
+        assert "found 100000000000000000000, expected at most 16,777,216" in refused(url, *SETTING, option, 10**20)
     few = refused(url, "--dp", "2", "--microbatches", "4", "--sequence-length", "4")
     assert "found no sample that fits a pack of 4 tokens among 360 (360 over long; the shortest has" in few
     assert "the last 6 tokens of a pack could never be used" in refused(url, *SETTING[:-1], "256", "--alignment", "50")
@@ -209,6 +213,8 @@ def test_a_blend_of_one_source(changed: Path) -> None:
 def test_blends_that_cannot_be_read(changed: Path) -> None:
     write_blend(changed, ["{path: ../../sources/text, weight: -1}"])
     assert "found weight -1 of source 'text', expected a number above 0" in refused(changed, *SETTING, code=1)
+    write_blend(changed, ["{path: ../../sources/text, weight: .inf}"])
+    assert "found weight inf of source 'text', expected a number above 0 and at most" in refused(changed, *SETTING, code=1)
     write_blend(changed, ["text"])
     assert "found no splits.train.blend with a path for each source" in refused(changed, *SETTING, code=1)
     write_blend(changed, [])

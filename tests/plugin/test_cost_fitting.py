@@ -193,6 +193,16 @@ def test_doubtful_fits_warn_and_impossible_ones_are_refused() -> None:
         fit_timings(edited(measured(60), llm_seconds=None))
 
 
+def test_times_that_no_column_explains_make_no_model_of_nothing() -> None:
+    empty = edited(measured(60, full=False), num_tokens=0, sum_squared_tokens=0)
+    fit = fit_timings(empty)
+    assert any(line.startswith("llm: no column explains the times, so it would cost nothing") for line in fit.warnings)
+    assert fit.model(name="text apart", source="").llm.linear == 0
+    nothing = edited(empty, num_patches=0, sum_squared_attention=0, num_images=0)
+    with pytest.raises(UsageError, match="found times that no column explains, expected some: every pack would cost nothing"):
+        fit_timings(nothing).model(name="nothing", source="")
+
+
 def test_parts_that_leave_a_backward_out_are_noticed() -> None:
     short = edited(measured(60, full=False), seconds=lambda row: 3 * (row.encoder_seconds + row.llm_seconds))
     assert fit_timings(short).warnings[0].startswith("encoder and llm are 33% of a microbatch")
