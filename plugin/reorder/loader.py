@@ -65,7 +65,7 @@ class BalancedLoader:
 
         Args:
             source: of this rank's packs; None where the rank does not read (`Parallel.reads`).
-            num_microbatches: of a step, or a function of the step.
+            num_microbatches: of a step, or a function of the step, asked for the step after the last too: it is read ahead.
             profile: fingerprint of the profile, as packs carry it.
             cost: fingerprint of the cost model that packs' costs come from.
             micro_batch_size: packs that the trainer joins to one microbatch; each is handed out by its own `__next__`.
@@ -150,6 +150,8 @@ class BalancedLoader:
         """
         if self._worker is not None:
             raise UsageError("balanced loader: found a state to restore after the first pack, expected it before")
+        if self._is_ended:
+            raise UsageError("balanced loader: found a state to restore after close(), expected a new loader: no pack would come")
         position = loader_state.decode(state, self._identity, None)
         loader_state.decode(state, self._identity, self._num_slots(position.step))
         if self._source is not None:

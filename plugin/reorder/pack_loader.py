@@ -202,6 +202,8 @@ class BalancedPackLoader:
         """
         if isinstance(state, Mapping) and "energon" in state:
             state = self._state_of_unbalanced(state)
+        elif isinstance(state, Mapping) and not isinstance(state.get("num_packs"), int):
+            raise UsageError("restore_state: found no num_packs in the state, expected what save_state of such a loader returned")
         self._balanced.restore_state(state)
         self.num_packs = state["num_packs"]
 

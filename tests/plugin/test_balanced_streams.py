@@ -124,6 +124,14 @@ def test_a_step_without_microbatches_is_refused_where_a_state_without_balancing_
             loader.restore_state(state)
 
 
+def test_a_state_without_a_number_of_packs_is_refused(url: str) -> None:
+    with alone(url) as loader:
+        state = loader.save_state()
+        del state["num_packs"]
+        with pytest.raises(UsageError, match="found no num_packs in the state"):
+            loader.restore_state(state)
+
+
 def test_a_balanced_state_is_refused_without_balancing(url: str) -> None:
     with alone(url) as loader:
         next(loader)

@@ -228,6 +228,15 @@ def test_a_state_is_refused_once_packs_were_handed_out():
         loader.restore_state(state)
 
 
+def test_a_closed_loader_takes_no_state_since_no_pack_would_come():
+    loader = alone(Source(0, 8))
+    state = loader.save_state()
+    loader.close()
+    assert loader.save_state() == state
+    with pytest.raises(UsageError, match=r"found a state to restore after close\(\), expected a new loader"):
+        loader.restore_state(state)
+
+
 def test_packs_of_an_unfilled_global_batch_are_named(caplog):
     loader = alone(Source(0, 6))
     assert len(list(loader)) == 4
