@@ -142,7 +142,12 @@ class Checkpoints:
         saved = torch.load(self._file(complete[0], rank()), weights_only=False)
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.loader.restore_state(saved["loader"])
+        from plugin import BalancedPackLoader
+        from plugin.adapters.data_state import of_unbalanced
+
+        # With --balance the loader knows both kinds of state; without, the one inside is wanted.
+        state = saved["loader"] if isinstance(self.loader, BalancedPackLoader) else of_unbalanced(saved["loader"])
+        self.loader.restore_state(state)
         return int(saved["step"])
 
     @staticmethod

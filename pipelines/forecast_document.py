@@ -71,6 +71,7 @@ def packing_dict(pool: PackPool, sources: Sequence[SourceRows]) -> Document:
         "num_looked_at": sum(len(piece) for source in sources for piece in source.slices),
         "refused": refused(sources, limits),
         "refused_by_source": {name: _named(counts) for name, counts in by_source.items() if counts},
+        "in_vain": [source.name for source in sources if source.is_in_vain(limits)],
     }
 
 
@@ -82,12 +83,10 @@ def balance_dict(pool: PackPool, found: BalanceForecast, sources: Sequence[Sourc
     cluster = found.cluster
     num_packs = cluster.num_ranks * found.num_microbatches
     num_samples = num_packs * pool.mean("num_samples").value
-    whole = sum(source.weight for source in sources if source.slices)
-    repeats = {
-        source.name: num_samples * source.weight / whole / source.num_train
-        for source in sources
-        if source.slices and num_samples * source.weight / whole > source.num_train
-    }
+    trained = [source for source in sources if source.slices and not source.is_in_vain(pool.limits)]
+    whole = sum(source.weight for source in trained)
+    takes = {source.name: num_samples * source.weight / whole / source.num_train for source in trained}
+    repeats = {name: times for name, times in takes.items() if times > 1}
     return {
         "sequence_length": pool.limits.sequence_length,
         "num_ranks": cluster.num_ranks,

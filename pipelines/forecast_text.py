@@ -191,9 +191,12 @@ def _where(settings: Document) -> str:
 def _refused(one: Document) -> str:
     total = sum(one["refused"].values())
     reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in one["refused"].items())
-    largest = max(one["refused_by_source"].items(), key=lambda item: sum(item[1].values()))
+    largest, counts = max(one["refused_by_source"].items(), key=lambda item: sum(item[1].values()))
     share = total / one["num_looked_at"]
-    return (
+    line = (
         f"{one['sequence_length']:,} tokens: {total:,} of {one['num_looked_at']:,} samples ({share:.1%}) fit no pack "
-        f"and are left out, as the loader does: {reasons}; most of them in {visible(largest[0])}"
+        f"and are left out, as the loader does: {reasons}; {sum(counts.values()):,} of them in {visible(largest)}"
     )
+    if one["in_vain"]:
+        line += f". NOTHING fits of {', '.join(map(visible, one['in_vain']))}: their part of the blend is not trained on"
+    return line

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
+from blake3 import blake3
 from megatron.energon import ConcatDataset, WorkerConfig, get_savable_loader
 from torch.utils.data import get_worker_info
 
@@ -314,6 +315,13 @@ class PackLoader:
             "choice": self._packing.identity(),
             "sources": sources_of(self._loader.dataset.config()),
         }
+
+    def shared_identity(self) -> str:
+        """What ranks of one run must have alike, or some samples come twice and others never; as a text to compare."""
+        known = self._identity()
+        sources = blake3(repr(sorted(known["sources"].items())).encode()).hexdigest(8)
+        choice = ", ".join(f"{name} {value}" for name, value in {**known["limits"], **known["choice"]}.items())
+        return f"seed {known['seed']}, {known['num_workers']} workers, {choice}, sources {sources}"
 
     def close(self) -> None:
         """End the workers; no pack comes after it."""

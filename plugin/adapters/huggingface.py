@@ -121,6 +121,7 @@ class BayplanTrainerMixin(_Trainer):
     def arguments_of(self, pack: TorchBatch) -> dict[str, Any]:
         """What the model is called with, on the device. Override it for a model that takes its images otherwise."""
         loader: Any = self.train_dataset
+        refuse_other_image_token(pack, self.model.config)  # type: ignore[union-attr]
         mrope = takes_mrope(self.model.config) if self.takes_mrope is None else self.takes_mrope  # type: ignore[union-attr]
         return to_hf(pack.to(self.args.device), normalise=loader.normalise, mrope=mrope)
 
@@ -226,6 +227,20 @@ def refuse_unfit_balance(loader: BalancedPackLoader, accumulated: int, num_steps
             "packs are balanced for ranks that meet once a step, and under ZeRO-3 or FSDP they meet at each microbatch: give the "
             "balanced loader topology=Topology(num_ranks=%d, synchronises='microbatch')",
             loader.world_size,
+        )
+
+
+def refuse_other_image_token(pack: TorchBatch, config: Any) -> None:
+    """Raises:
+    UsageError: the profile's tokenizer has another id for what stands for an image than the model's configuration.
+    """
+    expected = getattr(config, "image_token_id", None)
+    found = pack.views["tokens"][pack.views["feature_mask"].bool()]
+    if expected is not None and len(found) and not bool((found == expected).all()):
+        raise UsageError(
+            f"found image tokens of id {int(found[found != expected][0])} in a pack, expected {expected} as in the model's "
+            "configuration (image_token_id): train with the model whose tokenizer the profile counted with, or make a profile "
+            "with the model's"
         )
 
 

@@ -35,7 +35,7 @@ _HANG_UP_TAG = 0x62617970
 _MAX_NOTE = 2000
 _TIMED_OUT = "imed out"
 _NUM_NOTES = "number"
-_CLOSED = "its loader was closed, as at the end of training"
+_CLOSED = "its loader was closed: its training ended, or failed, as its own log says"
 
 Bytes = npt.NDArray[np.uint8]
 _c10d: Any = dist

@@ -39,6 +39,8 @@ class Settings:
     transport: str
     slice_bytes: int
     readers: str
+    stream: str = ""
+    """What else must be alike for streams that share no sample, as a text."""
 
     def digest(self) -> bytes:
         """16 bytes."""

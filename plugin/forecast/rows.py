@@ -99,6 +99,10 @@ class SourceRows:
         counts = np.bincount(np.concatenate([*reasons, np.zeros(0, np.uint8)]), minlength=len(Refusal)).tolist()
         return {reason: counts[reason] for reason in Refusal if reason != Refusal.NONE and counts[reason]}
 
+    def is_in_vain(self, limits: PackLimits) -> bool:
+        """Whether it is drawn from and nothing of what was read fits a pack."""
+        return bool(self.slices) and sum(self.refused(limits).values()) == sum(map(len, self.slices))
+
 
 def read_rows(
     table: IndexTable, sources: Sequence[SourceWeight], model: CostModel, *, seed: int = 0, max_rows: int = MAX_ROWS

@@ -59,6 +59,7 @@ class BalancedLoader:
         slice_bytes: int = 256 << 20,
         timeout_seconds: float = 1800.0,
         slow_seconds: float = 30.0,
+        stream: str = "",
         on_batch: Callable[[Counters], None] | None = None,
     ) -> None:
         """Connects the ranks: all of the data-parallel group and of the replica must make their loaders.
@@ -75,7 +76,8 @@ class BalancedLoader:
             slice_bytes: what a rank holds to send, and to receive, at once.
             timeout_seconds: a rank that is later than this is lost.
             slow_seconds: waits longer than this are warned of.
-            on_batch: called with the counters of each global batch, when its last pack is followed by another `__next__`.
+            stream: settings of the source that must be alike on all ranks, as a text.
+            on_batch: called with the counters of each global batch, at the `__next__` or `close` behind its last pack.
         """
         refuse_wrong(source, parallel, micro_batch_size, loss_per_token, readers, slice_bytes)
         refuse_wrong_seconds(timeout_seconds=timeout_seconds, slow_seconds=slow_seconds)
@@ -85,6 +87,7 @@ class BalancedLoader:
         self._expected = Expected(profile=profile, sequence_length=sequence_length)
         self._slow_seconds, self._slice_bytes = slow_seconds, slice_bytes
         self._on_batch = on_batch
+        self._stream = stream
         self._source = source if parallel.reads(readers) else None
         self._pulls_itself = num_workers(self._source) == 0
         self._identity = Identity(
@@ -160,6 +163,8 @@ class BalancedLoader:
 
     def close(self) -> None:
         """End the thread and the connections; before the source is closed. No pack comes after it."""
+        if self._pool is not None:
+            self._count(self._pool)
         self._is_ended = True
         if self._worker is not None:
             self._worker.stop_at_exit()
@@ -213,11 +218,8 @@ class BalancedLoader:
             if self._next is not None:
                 self._next.refuse_lost()
             return self._pool
-        elif not self._is_counted:
-            self._is_counted = True
-            _log.log(self._log_level, "%s", self._pool.counters)
-            if self._on_batch is not None:
-                self._on_batch(self._pool.counters)
+        else:
+            self._count(self._pool)
         assert self._next is not None, "the next one is always on its way"
         self._next.wait_known()
         if self._next.is_ended:
@@ -232,6 +234,15 @@ class BalancedLoader:
         # What there was no microbatch for: all of the first batch, and of those whose batch before had too few.
         self._launch(pool, pool.num_microbatches, pool.num_microbatches)
         return pool
+
+    def _count(self, pool: Pool) -> None:
+        """Once for each global batch that was trained on whole."""
+        if self._is_counted or self._yielded < pool.num_microbatches:
+            return
+        self._is_counted = True
+        _log.log(self._log_level, "%s", pool.counters)
+        if self._on_batch is not None:
+            self._on_batch(pool.counters)
 
     def _begin(self) -> None:
         """The first `__next__`, or one after that failed."""
@@ -302,6 +313,7 @@ class BalancedLoader:
             transport=self._transport.name,
             slice_bytes=self._slice_bytes,
             readers=self._readers,
+            stream=self._stream,
         )
         replicas = Replicas(self._peers, self._parallel, feeds=self._readers == "replica", settings_digest=settings.digest())
         worker = Worker(

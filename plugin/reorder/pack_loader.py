@@ -117,6 +117,7 @@ class BalancedPackLoader:
             slice_bytes=settings.slice_bytes,
             timeout_seconds=settings.timeout_seconds,
             slow_seconds=settings.slow_seconds,
+            stream=loader.shared_identity(),
             on_batch=on_batch,
         )
 

@@ -222,18 +222,17 @@ def test_dealt_packs_give_the_losses_of_packs_as_they_come_and_resume_to_the_bit
     assert losses_in(tmp_path / "dealt" / "resumed", first=4) == dealt[3:]
 
 
-def test_a_run_may_begin_to_balance_but_not_leave_it_in_this_script(
-    dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_may_begin_to_balance_and_leave_it_again(dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Alone nothing moves, but packs are taken in another order."""
-    main(balanced_words(dataset, tmp_path, "at once"))
+    main(balanced_words(dataset, tmp_path, "at once", "--steps", "7"))
+    forget_the_end(tmp_path)
     forget_the_end(tmp_path)
     with caplog.at_level(logging.INFO):
         main(balanced_words(dataset, tmp_path, "resumed", "--balance", "local", "--resume"))
-    assert losses_in(tmp_path / "resumed", first=4) == pytest.approx(losses_in(tmp_path / "at once")[3:], rel=1e-5)
+    assert losses_in(tmp_path / "resumed", first=4) == pytest.approx(losses_in(tmp_path / "at once")[3:6], rel=1e-5)
     assert any(re.search(r"step 6: loss .*; imbalance \S+ dealt to", record.message) for record in caplog.records)
-    with pytest.raises(UsageError, match="found the state of a balanced loader"):
-        main(balanced_words(dataset, tmp_path, "left", "--resume"))
+    main(balanced_words(dataset, tmp_path, "left", "--resume", "--steps", "7"))
+    assert losses_in(tmp_path / "left", first=7) == pytest.approx(losses_in(tmp_path / "at once")[6:], rel=1e-5)
 
 
 def test_costs_are_of_a_known_model(dataset: str, tmp_path: Path) -> None:

@@ -122,6 +122,15 @@ def test_tables_and_what_stands_below_them(url: str, tmp_path: Path) -> None:
     assert lines[-1] == f"written to {tmp_path}/new/f.json"
 
 
+def test_a_source_of_which_nothing_fits_is_named_and_is_not_reckoned_with(url: str) -> None:
+    result = run(url, "--dp", "2", "--microbatches", "64", *QUICK, "--sequence-length", "13")
+    assert result.exit_code == 0, result.stderr
+    assert "NOTHING fits of pics: their part of the blend is not trained on" in result.stdout
+    found = document(url, "--dp", "2", "--microbatches", "64", *QUICK, "--sequence-length", "13")
+    assert found["packing"][0]["in_vain"] == ["pics"]
+    assert found["balance"][0]["epochs_per_batch"].keys() <= {"docs", "text"}
+
+
 def test_more_packs_than_were_packed_are_drawn_again_and_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from plugin.forecast import pool
 

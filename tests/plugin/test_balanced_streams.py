@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from balanced_streams import COST, MICROBATCHES, arrival, balanced, begins_to_balance, saved_by_all
+from balanced_streams import COST, MICROBATCHES, arrival, balanced, begins_to_balance, other_seed, saved_by_all
 from loading import SETTINGS, opened, write_stream
 from rank_processes import RankProcesses
 
@@ -102,6 +103,14 @@ def test_a_run_may_begin_to_balance_between_global_batches_and_leave_it_again(tw
     for key, start in (("dealt", MICROBATCHES), ("after", 2 * MICROBATCHES)):
         assert packs[key] == sorted(pack for one in came for pack in one.value[start : start + MICROBATCHES])
     assert [(one.value["step"], one.value["num_packs"]) for one in found] == [(2, 2 * MICROBATCHES)] * 2
+
+
+def test_ranks_whose_streams_would_overlap_are_told_before_the_first_step(two: RankProcesses, url: str) -> None:
+    for outcome in two.run(other_seed, url):
+        assert outcome is not None
+        assert re.search(
+            r"UsageError: .*found stream 'seed 0, 0 workers, .*' on rank 0 and 'seed 1, .*' on rank 1", str(outcome.error)
+        )
 
 
 def test_a_state_without_balancing_in_the_middle_of_a_global_batch_is_refused(url: str) -> None:

@@ -324,6 +324,17 @@ def test_a_run_without_a_number_of_steps_is_refused(url: str, tmp_path: Path) ->
             BayplanCallback(loader).on_train_begin(arguments(tmp_path, max_steps=-1), None, None)
 
 
+def test_a_model_with_another_token_for_images_is_refused(url: str, tmp_path: Path) -> None:
+    """Its placeholders would not be found, or be taken for text."""
+    with opened(url) as loader:
+        trainer = trainer_of(loader, tmp_path / "run")
+        trainer.model.config.image_token_id += 1  # type: ignore[union-attr]
+        with pytest.raises(
+            UsageError, match="found image tokens of id .* in a pack, expected .* as in the model's configuration"
+        ):
+            trainer.train()
+
+
 def test_what_is_no_loader_of_this_rank_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="found a train_dataset of list, expected a `PackLoader`"):
         trainer_of([1, 2], tmp_path)

@@ -123,7 +123,7 @@ def test_a_rank_that_leaves_lets_the_others_finish_their_batch(ranks, peers):
         taken, error = outcome.value
         assert taken == 4
         assert error.startswith("RankLeft: ")
-        assert "stopped: its loader was closed, as at the end of training" in error
+        assert "stopped: its loader was closed: its training ended, or failed, as its own log says" in error
         assert "rank 3" in error or peers > 1
         assert not any(line.startswith("ERROR") for line in outcome.logs)
 

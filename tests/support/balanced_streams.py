@@ -90,6 +90,15 @@ def saved_by_all(url: str, folder: str) -> tuple[list[str], list[str]]:
         return following, [digest(next(again)) for _ in range(MICROBATCHES)]
 
 
+def other_seed(url: str) -> None:
+    """The last rank draws by another seed: some samples would come twice."""
+    warnings.simplefilter("ignore")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    inner = opened(url, replace(SETTINGS, cost=COST), rank=rank, world_size=size, num_workers=0, seed=int(rank == size - 1))
+    with BalancedPackLoader(inner, num_microbatches=MICROBATCHES) as loader:
+        next(loader)
+
+
 def begins_to_balance(url: str, number: int) -> dict[str, Any]:
     """A run that trained without balancing for so many packs, goes on with it for a global batch, and without it again."""
     with streams(url, 0, "dp") as loader:

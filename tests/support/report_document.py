@@ -397,6 +397,7 @@ def build_forecast(profile: str, fingerprint: str) -> dict[str, Any]:
         "most_patches": 32_700, "without_image": about(0.0047), "pack_bytes": about(11.8e6), "most_pack_bytes": 20_000_000,
         "encoder_share": about(0.195), "num_looked_at": 2836, "refused": {"over_long": 28},
         "refused_by_source": {HOSTILE: {"over_long": 28}},
+        "in_vain": [],
     }  # fmt: skip
     balance = {
         "sequence_length": 8192, "num_ranks": 64, "num_microbatches": 128, "num_packs": 8192, "num_samples": 59_962.0,
