@@ -193,7 +193,7 @@ def test_specification_lists_every_reason_code() -> None:
 
 
 def test_code_of_the_readme_that_looks_up_a_length_runs(demo: Path) -> None:
-    (demo / "lengths.py").write_text(blocks(README, "python")[1])
+    (demo / "lengths.py").write_text(blocks(README, "python")[2])
     done = run("python lengths.py", demo)
     assert done.returncode == 0, done.stderr
     assert re.match(r"691 samples; \d+ usable; tokens of the first: \d+\n\d+ tokens, images at \[\(\d+, \d+\)", done.stdout)
@@ -205,11 +205,15 @@ def test_energon_code_of_the_readme_runs(demo: Path) -> None:
     packs = run("python packs.py", demo)
     assert packs.returncode == 0, packs.stderr
     assert len(re.findall(r"^1 packs; [\d,]+ tokens .*% full;", packs.stdout, re.MULTILINE)) == 3
-    (demo / "rows.py").write_text(blocks(README, "python")[2])
+    (demo / "balanced.py").write_text(blocks(README, "python")[1])
+    balanced = run("python balanced.py", demo)
+    assert balanced.returncode == 0, balanced.stderr
+    assert re.match(r"\d+ tokens in the loss of this global batch; 4 packs; .* imbalance ", balanced.stdout)
+    (demo / "rows.py").write_text(blocks(README, "python")[3])
     rows = run("python rows.py", demo)
     assert rows.returncode == 0, rows.stderr
     assert len(re.findall(r"^[\w-]+ line \d+: \d+ tokens$", rows.stdout, re.MULTILINE)) == 6
-    (demo / "trainer.py").write_text(blocks(README, "python")[3])
+    (demo / "trainer.py").write_text(blocks(README, "python")[4])
     done = run("python trainer.py", demo)
     assert done.returncode == 0, done.stderr
     shown = [line for line in done.stdout.splitlines() if re.fullmatch(r".+ \[[\d, ]*\]", line)]
