@@ -25,7 +25,7 @@ from plugin.failures import Failure, TooManyFailures, refuse_too_many
 from plugin.loader_workers import begin_worker
 from plugin.packing import Packing
 from plugin.packing.limits import Refusal
-from plugin.settings import PackSettings
+from plugin.settings import PackSettings, is_running_low
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         """Time for a plan: before the last packs of the one before are built, so that its first ones are read in time, but not
         while that would leave little to choose from. Not by `packs_ahead`: which samples share a pack must not depend on reading.
         """
-        return len(self._planned.buffer) <= self._buffer_size // 8
+        return is_running_low(len(self._planned.buffer), self._buffer_size)
 
     def _plan(self) -> None:
         if not self._waiting.buffer:

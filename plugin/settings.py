@@ -31,6 +31,11 @@ def refuse_not_whole(name: str, value: object, least: int, *, most: int | None =
         raise UsageError(f"found {name} {value!r}, expected a whole number {bounds}{way_out}")
 
 
+def is_running_low(num_planned: int, buffer_size: int) -> bool:
+    """Whether it is time for the next plan: so few samples are left of the last one. Decides which samples share a pack."""
+    return num_planned <= buffer_size // 8
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -182,7 +182,7 @@ def test_ctrl_c_stops_an_index_and_a_rerun_goes_on(tmp_path: Path, indexed: dict
     job.send_signal(signal.SIGINT)
     code, out, err = finish(job)
     assert (code, out) == (1, "")
-    assert err.rstrip().splitlines()[-1] == "error: stopped; what is committed stays: run the same command again to go on"
+    assert err.splitlines()[-1] == "error: stopped; what is committed stays: run the same command again to go on", repr(err)
     before = counted(dataset)
     assert 5 <= len(before) < sum("/parts/" in name for name in indexed)
     code, _, err = run("index", dataset, "--workers", "2", cwd=dataset.parent)

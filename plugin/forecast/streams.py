@@ -10,6 +10,7 @@ import numpy as np
 from plugin.forecast.rows import RowColumns
 from plugin.packing import PackLimits, pack, shuffled
 from plugin.packing.limits import IntArray
+from plugin.settings import is_running_low
 
 
 class RowOrder:
@@ -76,8 +77,7 @@ def packs_of_stream(
         num_plans += 1
         waiting, ages = waiting[packing.leftovers], packing.leftover_age
         leaving: list[IntArray] = []
-        # Until it is time for the next plan, as in `carry_over`: at least one pack, then as long as many samples are planned.
-        while planned and (not leaving or num_planned > buffer_size // 8):
+        while planned and (not leaving or not is_running_low(num_planned, buffer_size)):
             leaving.append(planned.popleft())
             num_planned -= len(leaving[-1])
         yield leaving
