@@ -18,13 +18,13 @@ from indexer.image_rules import MAX_SIDE, ImageCount, ImageRule, ImageSizes
 from indexer.rows import MAX_COUNT, Status
 from indexer.segments import Features, Image, Text, Token
 from indexer.templates import Template, TemplateFailure
+from indexer.text_runs import Run, RunIds, run_ids, run_lengths
 from indexer.tokenizers import TextTokenizer, TokenizationFailed, token_id
 from packer.format.errors import BayplanError
 
 Record = Mapping[str, Any]
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 
 class SampleRefused(BayplanError):
@@ -75,30 +75,7 @@ class SampleCount:
     """In the order of the record's `images`."""
 
 
-class _Run:
-    """Texts that stand side by side, tokenized as one."""
-
-    __slots__ = ("_texts", "loss", "starts", "text")
-
-    def __init__(self, texts: Sequence[Text], starts: bool) -> None:
-        self._texts = texts
-        self.starts = starts
-        """Whether nothing stands before it in the sample."""
-        self.text = texts[0].text if len(texts) == 1 else "".join([text.text for text in texts])
-        losses = {text.loss for text in texts}
-        self.loss = losses.pop() if len(losses) == 1 else None
-        """The same for all its text, or None."""
-
-    def losses(self, offsets: Sequence[tuple[int, int]]) -> list[bool]:
-        """Whether each token covers a character that is a target."""
-        targets_before = [0]
-        for text in self._texts:
-            last = targets_before[-1]
-            targets_before += range(last + 1, last + 1 + len(text.text)) if text.loss else [last] * len(text.text)
-        return [targets_before[end] > targets_before[start] for start, end in offsets]
-
-
-_Part = tuple[_Run | Token | Features, int | None]
+_Part = tuple[Run | Token | Features, int | None]
 """A part of a plan and, for what stands for an image, the index of that image."""
 
 
@@ -126,118 +103,77 @@ class SampleEncoder:
         Raises:
             SampleRefused: when the index holds a status instead of a length for it.
         """
-        counts = self._all_image_counts([record])[0]
-        if isinstance(counts, SampleRefused):
-            raise counts
-        ids: list[npt.ArrayLike] = []
-        losses: list[npt.ArrayLike] = []
-        features: list[npt.ArrayLike] = []
-        spans: list[tuple[int, int, int]] = []
-        position = 0
-        try:
-            for part, image in self._plan(record, counts):
-                part_ids, part_losses = self._encoded(part)
-                if image is not None and not isinstance(part, _Run):
-                    spans.append((image, position, position + len(part_ids)))
-                ids.append(part_ids)
-                losses.append(part_losses)
-                features.append(np.full(len(part_ids), isinstance(part, Features)))
-                position += len(part_ids)
-        except (TemplateFailure, TokenizationFailed) as error:
-            raise _refused(error) from error
-        if refused := _wrong_length(position, counts):
-            raise refused
-        return EncodedSample(
-            ids=np.concatenate(ids).astype(np.int32),
-            loss_mask=np.concatenate(losses).astype(np.bool_),
-            feature_mask=np.concatenate(features).astype(np.bool_),
-            image_spans=tuple(_joined(spans)),
-        )
+        (encoded,) = self.encode_all([record])
+        if isinstance(encoded, SampleRefused):
+            raise encoded
+        return encoded
 
-    def _encoded(self, part: _Run | Token | Features) -> tuple[npt.NDArray[Any], Mask]:
-        if isinstance(part, Token):
-            return np.array([token_id(self.tokenizer, part.token)]), np.array([part.loss])
-        if isinstance(part, Features):
-            return np.full(part.num_tokens, token_id(self.tokenizer, part.token)), np.zeros(part.num_tokens, np.bool_)
-        loss = part.loss
-        if loss is None:
-            ids, offsets = self.tokenizer.encode_with_offsets(part.text, part.starts)
-            return np.asarray(ids, np.int64), np.asarray(part.losses(offsets), np.bool_)
-        ids = self.tokenizer.encode_batch([part.text], [part.starts])[0]
-        return np.asarray(ids, np.int64), np.full(len(ids), loss)
+    def encode_all(self, records: Sequence[Record]) -> list[EncodedSample | SampleRefused]:
+        """The ids of many records, in their order; what `encode` refuses is a refusal here. Faster than one by one."""
+        all_counts = self._all_image_counts(records)
+        plans = [self._parts(record, counts) for record, counts in zip(records, all_counts, strict=True)]
+        runs, owners = _runs_of(plans)
+        texts, failures = run_ids(self.tokenizer, runs)
+        failed = {owners[place]: _refused(failures[place]) for place in reversed(failures)}  # of a record, its first
+        found: list[EncodedSample | SampleRefused] = []
+        first = 0
+        for place, (plan, counts) in enumerate(zip(plans, all_counts, strict=True)):
+            if isinstance(plan, SampleRefused):
+                found.append(plan)
+                continue
+            own = texts[first : first + sum(isinstance(part, Run) for part, _ in plan)]
+            first += len(own)
+            found.append(failed.get(place) or self._assembled(plan, own, counts))
+        return found
+
+    def _parts(self, record: Record, counts: tuple[ImageCount, ...] | SampleRefused) -> list[_Part] | SampleRefused:
+        if isinstance(counts, SampleRefused):
+            return counts
+        try:
+            return list(self._plan(record, counts))
+        except TemplateFailure as error:
+            return _refused(error)
+
+    def _assembled(self, plan: Sequence[_Part], texts: Sequence[RunIds], counts: Any) -> EncodedSample | SampleRefused:
+        """The sample of a plan and the tokens of its texts."""
+        num_tokens = sum(len(text.ids) for text in texts) + sum(_num_tokens(part) for part, _ in plan)
+        if refused := _wrong_length(num_tokens, counts):
+            return refused
+        ids = np.empty(num_tokens, np.int32)
+        loss_mask, feature_mask = np.zeros(num_tokens, np.bool_), np.zeros(num_tokens, np.bool_)
+        spans: list[tuple[int, int, int]] = []
+        rest = iter(texts)
+        start = 0
+        for part, image in plan:
+            if isinstance(part, Run):
+                text = next(rest)
+                end = start + len(text.ids)
+                ids[start:end], loss_mask[start:end] = text.ids, text.loss
+            else:
+                end = start + _num_tokens(part)
+                ids[start:end] = token_id(self.tokenizer, part.token)
+                if isinstance(part, Token):
+                    loss_mask[start] = part.loss
+                else:
+                    feature_mask[start:end] = True
+            if image is not None:
+                spans.append((image, start, end))
+            start = end
+        return EncodedSample(ids=ids, loss_mask=loss_mask, feature_mask=feature_mask, image_spans=tuple(_joined(spans)))
 
     def lengths(self, records: Sequence[Record]) -> list[SampleCount | SampleRefused]:
         """The counts of many records, in their order; what `encode` refuses is a refusal here."""
-        found: list[SampleCount | SampleRefused] = []
-        runs: list[_Run] = []
-        owners: list[int] = []
-        for record, counts in zip(records, self._all_image_counts(records), strict=True):
-            count, own = self._without_text(record, counts)
-            owners += [len(found)] * len(own)
-            runs += own
-            found.append(count)
-        sizes, losses, failures = self._text_lengths(runs)
-        for place in reversed(failures):  # the first of a record is what `encode` meets
-            found[owners[place]] = _refused(failures[place])
-        text = np.bincount(owners, sizes, len(found)).astype(np.int64).tolist()
-        loss = np.bincount(owners, losses, len(found)).astype(np.int64).tolist()
-        return [item if isinstance(item, SampleRefused) else _completed(item, text[k], loss[k]) for k, item in enumerate(found)]
-
-    def _without_text(
-        self, record: Record, counts: tuple[ImageCount, ...] | SampleRefused
-    ) -> tuple[SampleCount | SampleRefused, list[_Run]]:
-        """What needs no tokenizer, and what does."""
-        if isinstance(counts, SampleRefused):
-            return counts, []
-        runs: list[_Run] = []
-        num_image = num_special = num_loss = 0
-        try:
-            for part, _ in self._plan(record, counts):
-                if isinstance(part, Features):
-                    num_image += part.num_tokens
-                elif isinstance(part, Token):
-                    num_special += 1
-                    num_loss += part.loss
-                else:
-                    runs.append(part)
-        except TemplateFailure as error:
-            return _refused(error), []
-        count = SampleCount(
-            num_text_tokens=0,
-            num_image_tokens=num_image,
-            num_tokens=num_image + num_special,
-            num_loss_tokens=num_loss,
-            images=counts,
-        )
-        return count, runs
-
-    def _text_lengths(self, runs: Sequence[_Run]) -> tuple[Ints, Ints, dict[int, TokenizationFailed]]:
-        """Tokens and loss tokens of each run, and why some have none."""
-        failures: dict[int, TokenizationFailed] = {}
-        try:
-            return *self._some_text_lengths(runs), failures
-        except TokenizationFailed:
-            sizes, losses = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
-        for place, run in enumerate(runs):
-            try:
-                sizes[place : place + 1], losses[place : place + 1] = self._some_text_lengths([run])
-            except TokenizationFailed as error:
-                failures[place] = error
-        return sizes, losses, failures
-
-    def _some_text_lengths(self, runs: Sequence[_Run]) -> tuple[Ints, Ints]:
-        sizes, losses = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
-        plain = [place for place, run in enumerate(runs) if run.loss is not None]
-        if plain:
-            texts, starts = [runs[place].text for place in plain], [runs[place].starts for place in plain]
-            sizes[plain] = self.tokenizer.count_batch(texts, starts)
-            losses[plain] = sizes[plain] * np.array([runs[place].loss for place in plain], np.int64)
-        for place, run in enumerate(runs):
-            if run.loss is None:
-                ids, offsets = self.tokenizer.encode_with_offsets(run.text, run.starts)
-                sizes[place] = len(ids)
-                losses[place] = sum(run.losses(offsets))
-        return sizes, losses
+        all_counts = self._all_image_counts(records)
+        plans = [self._parts(record, counts) for record, counts in zip(records, all_counts, strict=True)]
+        runs, owners = _runs_of(plans)
+        sizes, losses, failures = run_lengths(self.tokenizer, runs)
+        failed = {owners[place]: _refused(failures[place]) for place in reversed(failures)}  # of a record, its first
+        text = np.bincount(owners, sizes, len(plans)).astype(np.int64).tolist()
+        loss = np.bincount(owners, losses, len(plans)).astype(np.int64).tolist()
+        return [
+            plan if isinstance(plan, SampleRefused) else failed.get(k) or _counted(plan, counts, text[k], loss[k])
+            for k, (plan, counts) in enumerate(zip(plans, all_counts, strict=True))
+        ]
 
     def _plan(self, record: Record, counts: Sequence[ImageCount]) -> Iterator[_Part]:
         """Runs of text, special tokens and features in order, every image replaced by what stands for it."""
@@ -249,12 +185,12 @@ class SampleEncoder:
                     texts.append(piece)
                 continue
             if texts:
-                yield _Run(texts, is_first), None
+                yield Run(texts, is_first), None
                 texts = []
             is_first = False
             yield piece, image
         if texts:
-            yield _Run(texts, is_first), None
+            yield Run(texts, is_first), None
 
     def _pieces(self, record: Record, counts: Sequence[ImageCount]) -> Iterator[tuple[Text | Token | Features, int | None]]:
         num_images = 0
@@ -304,15 +240,40 @@ class SampleEncoder:
         return None
 
 
-def _completed(count: SampleCount, num_text: int, num_loss: int) -> SampleCount | SampleRefused:
-    if refused := _wrong_length(count.num_tokens + num_text, count.images):
+def _runs_of(plans: Sequence[Sequence[_Part] | SampleRefused]) -> tuple[list[Run], list[int]]:
+    """The texts of all plans, and the plan of each."""
+    runs: list[Run] = []
+    owners: list[int] = []
+    for place, plan in enumerate(plans):
+        if not isinstance(plan, SampleRefused):
+            own = [part for part, _ in plan if isinstance(part, Run)]
+            runs += own
+            owners += [place] * len(own)
+    return runs, owners
+
+
+def _num_tokens(part: Run | Token | Features) -> int:
+    """Of what needs no tokenizer."""
+    return part.num_tokens if isinstance(part, Features) else int(isinstance(part, Token))
+
+
+def _counted(plan: Sequence[_Part], counts: Any, num_text: int, num_text_loss: int) -> SampleCount | SampleRefused:
+    num_image = num_special = num_loss = 0
+    for part, _ in plan:
+        if isinstance(part, Features):
+            num_image += part.num_tokens
+        elif isinstance(part, Token):
+            num_special += 1
+            num_loss += part.loss
+    num_tokens = num_text + num_image + num_special
+    if refused := _wrong_length(num_tokens, counts):
         return refused
     return SampleCount(
         num_text_tokens=num_text,
-        num_image_tokens=count.num_image_tokens,
-        num_tokens=count.num_tokens + num_text,
-        num_loss_tokens=count.num_loss_tokens + num_loss,
-        images=count.images,
+        num_image_tokens=num_image,
+        num_tokens=num_tokens,
+        num_loss_tokens=num_loss + num_text_loss,
+        images=counts,
     )
 
 

@@ -36,6 +36,9 @@ class BuiltPack:
     failures: tuple[Failure, ...]
 
 
+_Encoded = tuple[Sample, EncodedSample]
+
+
 class PackBuilder:
     """Builds the packs of a dataset under a profile. Made in the trainer's process; workers forked from it read by themselves."""
 
@@ -111,7 +114,7 @@ class PackBuilder:
         Raises:
             UsageError: no sample. SampleFailed: one could not be used, and the settings say to stop.
         """
-        made = [self._sample(one) for one in chosen]
+        made = [self._sample(one, found) for one, found in zip(chosen, self._encoded(chosen), strict=True)]
         samples = [sample for sample, _ in made if sample is not None]
         failures = tuple(failure for _, failure in made if failure is not None)
         if made and not samples:
@@ -140,13 +143,30 @@ class PackBuilder:
     def _submitted(self, one: Chosen) -> Prefetched:
         return self._pool.submit(_key(one), [SampleRead(row=one.row, with_images=self._decodes)])
 
-    def _sample(self, one: Chosen) -> tuple[PackSample | None, Failure | None]:
+    def _encoded(self, chosen: Sequence[Chosen]) -> list[_Encoded | BayplanError]:
+        """The records and files of the samples, as they were counted, and their ids; an error where one is not to be had."""
+        reads = [self._read(self._submitted(one), one) for one in chosen]
+        rows = [one.row for one, read in zip(chosen, reads, strict=True) if isinstance(read, Sample)]
+        encoded = iter(self._samples.encode(rows, [read.record for read in reads if isinstance(read, Sample)]))
+        return [read if isinstance(read, BayplanError) else _with(read, next(encoded)) for read in reads]
+
+    def _read(self, asked: Prefetched, one: Chosen) -> Sample | BayplanError:
+        try:
+            (read,) = asked.get()
+        except BayplanError as error:
+            if self.settings.on_failure == "stop" or isinstance(error, ReadCancelled):
+                _stop(one, error)  # before the others are waited for
+            return error
+        assert isinstance(read, Sample)
+        return read
+
+    def _sample(self, one: Chosen, found: _Encoded | BayplanError) -> tuple[PackSample | None, Failure | None]:
         """The sample and what failed of it; no sample where it is skipped."""
         action = self.settings.on_failure
         try:
-            (read,) = self._submitted(one).get()
-            assert isinstance(read, Sample)
-            return self._built(one, read), None
+            if isinstance(found, BayplanError):
+                raise found
+            return self._built(one, *found), None
         except BayplanError as error:
             if action == "stop" or isinstance(error, ReadCancelled):
                 _stop(one, error)
@@ -156,8 +176,7 @@ class PackBuilder:
         sample, is_whole = self._rescued(one)
         return sample, None if is_whole else failure
 
-    def _built(self, one: Chosen, read: Sample) -> PackSample:
-        encoded = self._samples.encode(one.row, read.record)
+    def _built(self, one: Chosen, read: Sample, encoded: EncodedSample) -> PackSample:
         files: Sequence[bytes | None] = read.images or [None] * len(read.record["images"])
         made = {index: self._samples.image(one.row, index, files[index]) for index in _indices(encoded)}
         return self._placed(one, read.record["id"], encoded, made)
@@ -166,13 +185,12 @@ class PackBuilder:
         """The sample with every image grey that cannot be had; where its record cannot be had, what keeps its place. And whether
         all of it could be had this time.
         """
-        try:
-            (read,) = self._pool.submit((_key(one), "record"), [SampleRead(row=one.row, with_images=False)]).get()
-            assert isinstance(read, Sample)
-            encoded = self._samples.encode(one.row, read.record)
-        except BayplanError:
+        read = self._read(self._pool.submit((_key(one), "record"), [SampleRead(row=one.row, with_images=False)]), one)
+        found = read if isinstance(read, BayplanError) else _with(read, *self._samples.encode([one.row], [read.record]))
+        if isinstance(found, BayplanError):
             lost = self._samples.lost(one)
             return replace(lost, images=tuple(map(self._kept, lost.images))), False
+        read, encoded = found
         made = {index: self._image_or_blank(one, read.record, index) for index in _indices(encoded)}
         is_whole = all(image.state == ImageState.REAL for image in made.values())
         return self._placed(one, read.record["id"], encoded, made), is_whole
@@ -205,6 +223,10 @@ def _without_ensured(limits: PackLimits, ensured: EnsuredImage | None) -> PackLi
             "or leave out ensure_image"
         )
     return replace(limits, sequence_length=limits.sequence_length - taken)
+
+
+def _with(read: Sample, encoded: EncodedSample | BayplanError) -> _Encoded | BayplanError:
+    return encoded if isinstance(encoded, BayplanError) else (read, encoded)
 
 
 def _key(one: Chosen) -> Hashable:

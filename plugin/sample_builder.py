@@ -14,7 +14,7 @@ import numpy as np
 
 from indexer.encode import EncodedSample, ImageSpan, SampleEncoder
 from indexer.table import IndexRow
-from packer.format.errors import FormatError
+from packer.format.errors import BayplanError, FormatError
 from plugin.batch import EnsuredImage, ImageForm, ImageState, PackImage, PackSample, Patches, PatchImage, TileImage
 from plugin.cost import CostModel
 from plugin.tensors import ImagePatches, ImageTensors, Promise
@@ -50,19 +50,12 @@ class SampleBuilder:
     def form(self) -> ImageForm | None:
         return None if self.tensors is None else self.tensors.form
 
-    def encode(self, row: IndexRow, record: Mapping[str, Any]) -> EncodedSample:
-        """The ids of a record.
-
-        Raises:
-            SampleRefused, FormatError: it is not what was counted.
-        """
-        encoded = self.encoder.encode(record)
-        if len(encoded.ids) != row.num_tokens:
-            raise FormatError(
-                f"sample {record['id']!r}: found {len(encoded.ids)} tokens, the index promised {row.num_tokens}: this release or "
-                "machine encodes otherwise than the one that counted; index again"
-            )
-        return encoded
+    def encode(self, rows: Sequence[IndexRow], records: Sequence[Mapping[str, Any]]) -> list[EncodedSample | BayplanError]:
+        """The ids of records, all at once, which is faster; an error where one is not what was counted."""
+        return [
+            encoded if isinstance(encoded, BayplanError) else _as_counted(row, record, encoded)
+            for row, record, encoded in zip(rows, records, self.encoder.encode_all(records), strict=True)
+        ]
 
     def image(self, row: IndexRow, index: int, data: bytes | None) -> PackImage:
         """One image of a row.
@@ -151,6 +144,15 @@ class SampleBuilder:
         if isinstance(self.form, Patches):
             return PatchImage(grid_thw=made.grid, pixels=made.pixels, state=state)
         return TileImage(num_tiles=len(made.pixels), tiles=made.pixels, state=state)
+
+
+def _as_counted(row: IndexRow, record: Mapping[str, Any], encoded: EncodedSample) -> EncodedSample | FormatError:
+    if len(encoded.ids) == row.num_tokens:
+        return encoded
+    return FormatError(
+        f"sample {record['id']!r}: found {len(encoded.ids)} tokens, the index promised {row.num_tokens}: this release or "
+        "machine encodes otherwise than the one that counted; index again"
+    )
 
 
 def _record_of(sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:

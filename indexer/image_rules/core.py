@@ -169,8 +169,10 @@ def image_counts(
     refused = list(refusals)
 
     def column(value: Ints | int) -> Ints:
-        whole = np.array(np.broadcast_to(value, len(sizes)), dtype=np.int64)
-        whole[refused] = 0
+        whole = np.empty(len(sizes), np.int64)
+        whole[:] = value
+        if refused:
+            whole[refused] = 0
         return whole
 
     return ImageCounts(

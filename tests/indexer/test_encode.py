@@ -205,6 +205,13 @@ def shown(found: SampleCount | EncodedSample | SampleRefused) -> object:
     return (found.status, found.detail) if isinstance(found, SampleRefused) else found
 
 
+def as_lists(found: EncodedSample | SampleRefused) -> object:
+    """To be compared."""
+    if isinstance(found, SampleRefused):
+        return shown(found)
+    return found.ids.tolist(), found.loss_mask.tolist(), found.feature_mask.tolist(), found.image_spans
+
+
 def check(encoder: SampleEncoder, image_token: str, count: SampleCount, sample: EncodedSample) -> None:
     """The two tell the same of one record."""
     ids, features = sample.ids, sample.feature_mask
@@ -240,6 +247,8 @@ def test_lengths_are_those_of_the_ids(name: str, encoders: Encoders, several: li
     encoder = encoders(name)
     counts = encoder.lengths(several)
     assert [shown(count) for count in counts] == [shown(encoder.lengths([record])[0]) for record in several]
+    together = encoder.encode_all(several)
+    assert list(map(as_lists, together)) == [as_lists(encoded(encoder, record)) for record in several]
     for record, count in zip(several, counts, strict=True):
         sample = encoded(encoder, record)
         if isinstance(count, SampleRefused) or isinstance(sample, SampleRefused):
@@ -250,6 +259,7 @@ def test_lengths_are_those_of_the_ids(name: str, encoders: Encoders, several: li
 
 def test_no_records_have_no_lengths(encoders: Encoders) -> None:
     assert encoders("chatml, wrapped, stand-in").lengths([]) == []
+    assert encoders("chatml, wrapped, stand-in").encode_all([]) == []
 
 
 @pytest.mark.parametrize(
