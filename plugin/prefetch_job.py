@@ -6,13 +6,13 @@ A sample takes two steps: its record must be read before its images are known.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plugin.pieces import image_piece, record_piece
+from plugin.pieces import image_piece, parsed_record, record_piece
 from plugin.reader import BundleReader
-from plugin.requests import ImageRead, Request, Result, Sample, SampleRead
+from plugin.requests import ImageRead, Request, Result, RowPlace, Sample, SampleRead
 from plugin.spans import Piece, Span
 
 RECORD = -1
@@ -20,6 +20,8 @@ RECORD = -1
 
 Part = tuple[tuple[int, int], Any]
 """((Number of the request, number of the image or `RECORD`), bytes or record)."""
+Brought = tuple[list[Part], list[Span]]
+"""What a read brought, and the reads of the images that its records name."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,17 +94,38 @@ class Job:
                 sample.images[image] = value
 
 
-def read_task(reader: BundleReader, requests: Sequence[Request], span: Span) -> tuple[list[Part], list[Span]]:
-    """Make one read: what it brought, and the reads of the images its records name. No job is changed."""
+def read_task(reader: BundleReader, requests: Sequence[Request], span: Span) -> Brought:
+    """Make one read. No job is changed."""
+    return _brought(reader, requests, span, reader.read_span(span), reader.record_of)
+
+
+def read_task_now(reader: BundleReader, requests: Sequence[Request], span: Span) -> Brought | None:
+    """The same if it takes no waiting; None where `read_task` is to find out, as for anything that is wrong."""
+    data = reader.read_span_now(span)
+    if data is None:
+        return None
+    try:
+        return _brought(reader, requests, span, data, parsed_record)
+    except Exception:
+        return None
+
+
+def _brought(
+    reader: BundleReader,
+    requests: Sequence[Request],
+    span: Span,
+    found: Sequence[bytes],
+    record_of: Callable[[RowPlace, bytes], dict[str, Any]],
+) -> Brought:
     parts: list[Part] = []
     pieces: list[Piece] = []
-    for piece, data in zip(span.pieces, reader.read_span(span), strict=True):
+    for piece, data in zip(span.pieces, found, strict=True):
         number, image = piece.slot
         request = requests[number]
         if image != RECORD or not isinstance(request, SampleRead):
             parts.append((piece.slot, data))
             continue
-        record = reader.record_of(request.row, data)
+        record = record_of(request.row, data)
         parts.append((piece.slot, record))
         if request.with_images:
             for position, entry in enumerate(record["images"]):

@@ -47,6 +47,13 @@ class ReadQueue:
         self._urgent.pop(job, None)
         job.tasks.clear()
 
+    def may_read_now(self, num_bytes: int) -> bool:
+        """Whether the budget has room for a read that needs no thread, counted by the caller; not before one it holds back."""
+        head = next(iter(self._waiting), None)
+        if head is not None and head.tasks[0].was_held_back:
+            return False
+        return not self.held_bytes or self.held_bytes + num_bytes <= self._max_bytes
+
     def next_task(self) -> Task | None:
         """The read to begin now, its bytes counted; None when there is none or the budget is used up.
 

@@ -1,5 +1,6 @@
 """Fetching ahead: what is asked for comes, in any order, under any budget, whatever the store does; nothing is left behind."""
 
+import dataclasses
 import gc
 import multiprocessing
 import pickle
@@ -27,6 +28,7 @@ from plugin import (
     Sample,
     SampleRead,
 )
+from plugin.pieces import image_piece
 from plugin.prefetch_engine import REMEMBERED_KEYS
 from plugin.prefetch_job import Job
 from plugin.prefetch_queue import ReadQueue
@@ -144,6 +146,61 @@ def test_keys_taken_long_ago_are_forgotten_but_their_handles_read_again(corpus, 
     with pytest.raises(UsageError, match="key 0: not submitted in this process, cancelled, or taken more than 256 keys ago"):
         pool.get(0)
     assert pool.get(REMEMBERED_KEYS) == first.get() == [data]
+
+
+# --- what is in memory already ---
+
+
+def in_memory(corpus):
+    """A reader that finds every file of the corpus open and in memory; skips where the system cannot tell."""
+    reader = BundleReader(corpus.url)
+    for row in corpus.rows:
+        reader.read_sample(row)
+    request, _ = image_reads(corpus)[0]
+    if reader.read_span_now(single(image_piece(request.source, request.entry))) is None:
+        pytest.skip("this system does not tell what is in memory")
+    return reader
+
+
+def test_what_is_in_memory_needs_no_thread(corpus):
+    with PrefetchPool(in_memory(corpus)) as pool:
+        handles = [pool.submit(number, [SampleRead(row=row)]) for number, row in enumerate(corpus.rows[:50])]
+        assert all(handle.is_done() for handle in handles)
+        assert pool.counters()["held_bytes"] > 0
+        assert [handle.get()[0] for handle in handles] == samples(corpus)[:50]
+        assert (pool.counters()["hits"], pool.counters()["waits"], pool.counters()["held_bytes"]) == (50, 0, 0)
+        assert pool_threads() == []
+
+
+def test_what_is_in_memory_keeps_the_budget_and_its_turn(corpus):
+    known = image_reads(corpus)[:40]
+    largest = max(len(data) for _, data in known)
+    with PrefetchPool(in_memory(corpus), num_threads=2, max_bytes=2 * largest) as pool:
+        for key, (request, _) in enumerate(known):
+            pool.submit(key, [request])
+            assert pool.counters()["held_bytes"] <= 2 * largest
+        assert [pool.get(key) for key in range(len(known))] == [[data] for _, data in known]
+
+
+def test_half_of_a_sample_may_be_in_memory(corpus, monkeypatch):
+    """Of some reads nobody can say; the rest is not read twice for it."""
+    reader = in_memory(corpus)
+    chance, read_now = random.Random(5), reader.read_span_now
+    monkeypatch.setattr(reader, "read_span_now", lambda span: read_now(span) if chance.random() < 0.5 else None)
+    with PrefetchPool(reader, num_threads=2) as pool:
+        for number, start in enumerate(range(0, len(corpus.rows), 7)):
+            pool.submit(number, [SampleRead(row=row) for row in corpus.rows[start : start + 7]])
+            assert pool.get(number) == samples(corpus)[start : start + 7]
+        counters = pool.counters()
+        assert (counters["held_bytes"], counters["keys"], counters["retries"]) == (0, 0, 0)
+
+
+def test_a_record_in_memory_that_is_another_is_refused_where_it_is_got(corpus):
+    row = dataclasses.replace(corpus.rows[0], id_hash=corpus.rows[0].id_hash ^ 1)
+    with PrefetchPool(in_memory(corpus), num_threads=1) as pool:
+        handle = pool.submit("x", [SampleRead(row=row)])
+        with pytest.raises(FileChanged, match="expected the record that was indexed"):
+            handle.get()
 
 
 # --- the byte budget ---

@@ -1,6 +1,7 @@
 """Images and records by position: the right bytes or an error that names the place, from any thread, process and store."""
 
 import dataclasses
+import errno
 import itertools
 import os
 import pickle
@@ -24,7 +25,8 @@ from packer.format.errors import BayplanError, FormatError, UsageError
 from packer.format.record import ImageEntry
 from packer.storage import open_storage
 from plugin import BundleReader, FileChanged, FileCut, FileMissing, ReadError, StoreFailed
-from plugin.spans import Piece, Span, coalesce
+from plugin.pieces import image_piece
+from plugin.spans import Piece, Span, coalesce, single
 
 ROOT = Path(__file__).parents[2]
 in_children = pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -525,3 +527,78 @@ def test_a_descriptor_is_closed_after_its_last_user(corpus):
     del handle
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+# --- what is in memory already ---
+
+
+def tells_memory(folder):
+    """Whether the system can say what of a file is in memory."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x")
+        file.flush()
+        try:
+            return os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except OSError:
+            return False
+
+
+def test_what_is_in_memory_is_read_without_waiting(corpus):
+    if not tells_memory(corpus.url):
+        pytest.skip("this filesystem does not tell what is in memory")
+    reader = BundleReader(corpus.url)
+    source, entry, data = largest(corpus)
+    span = single(image_piece(source, entry))
+    assert reader.read_span_now(span) is None  # opening a file may wait
+    assert reader.read_span(span) == [data]
+    assert reader.read_span_now(span) == [data]
+    for other, entries in itertools.groupby(corpus.entries, key=lambda item: (item[0], item[1]["bundle"])):
+        found = list(entries)
+        reader.read(found[0][0], other[1], found[0][1])
+        for joined in reader.plan([image_piece(other[0], entry, slot) for slot, (_, entry, _) in enumerate(found)]):
+            assert reader.read_span_now(joined) == [found[piece.slot][2] for piece in joined.pieces]
+
+
+def test_what_is_wrong_in_memory_is_left_to_a_read_that_says_so(copied):
+    source, entry, data = largest(copied)
+    reader, trusting = BundleReader(copied.url), BundleReader(copied.url, check_crc=False)
+    span = single(image_piece(source, entry))
+    assert reader.read_span(span) == trusting.read_span(span) == [data]
+    path = bundle_path(copied, source, entry)
+    with open(path, "r+b") as file:
+        file.seek(entry["offset"])
+        file.write(bytes(len(data)))
+    assert reader.read_span_now(span) is None
+    assert trusting.read_span_now(span) in (None, [bytes(len(data))])
+    with pytest.raises(FileChanged):
+        reader.read_span(span)
+    trusting.read_span(span)
+    os.truncate(path, entry["offset"] + 1)
+    assert trusting.read_span_now(span) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="a call of Linux")
+@pytest.mark.parametrize(("number", "asks_again"), [(errno.EAGAIN, True), (errno.EIO, True), (errno.EOPNOTSUPP, False)])
+def test_what_nobody_can_say_is_not_in_memory(corpus, monkeypatch, number, asks_again):
+    source, entry, data = largest(corpus)
+    reader = BundleReader(corpus.url)
+    span = single(image_piece(source, entry))
+    reader.read_span(span)
+    asked = []
+
+    def refused(descriptor, buffers, offset, flags):
+        asked.append(flags)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.preadv", refused)
+    assert [reader.read_span_now(span), reader.read_span_now(span)] == [None, None]
+    assert asked == [os.RWF_NOWAIT] * (1 + asks_again)
+    assert reader.read_span(span) == [data]
+
+
+def test_a_store_has_nothing_in_memory(corpus, store):
+    source, entry, _ = largest(corpus)
+    assert BundleReader(store.url).read_span_now(single(image_piece(source, entry))) is None
+    assert store.reads == []
