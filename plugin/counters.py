@@ -45,10 +45,11 @@ class StreamCounters:
             bytes=len(batch.buffer),
         )
         tokens = batch.sample_counts[:, : Count.LOSS].sum(axis=1)
-        by_source = np.bincount(batch.sample_source, tokens, len(batch.sources)).astype(np.int64).tolist()
-        samples = np.bincount(batch.sample_source, minlength=len(batch.sources)).tolist()
-        self.tokens_by_source.update(dict(zip(batch.sources, by_source, strict=True)))
-        self.samples_by_source.update(dict(zip(batch.sources, samples, strict=True)))
+        sources = batch.sources
+        by_source = np.bincount(batch.sample_source, tokens, len(sources)).astype(np.int64).tolist()
+        samples = np.bincount(batch.sample_source, minlength=len(sources)).tolist()
+        self.tokens_by_source.update(dict(zip(sources, by_source, strict=True)))
+        self.samples_by_source.update(dict(zip(sources, samples, strict=True)))
 
     def hear(self, worker: int, refused: Mapping[str, int] | None, reading: Mapping[str, float] | None) -> None:
         """What a worker said of itself, cumulative since it began."""

@@ -86,7 +86,7 @@ def build(
     _write_images(views, plan)
     views["facts"][:] = _facts(plan, form, pad_id)
     buffer_format.seal(buffer, fields)
-    return PackedBatch.from_buffer(buffer, check_payload=False)
+    return PackedBatch.written(buffer, fields)
 
 
 def _planned(

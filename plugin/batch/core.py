@@ -117,6 +117,12 @@ class PackedBatch:
         refuse_inconsistent(batch)
         return batch
 
+    @classmethod
+    def written(cls, buffer: Bytes, layout: tuple[buffer_format.Field, ...]) -> PackedBatch:
+        """A buffer that was sealed with this layout just now: nothing is looked at again."""
+        flat = _read_only(buffer)
+        return cls(buffer=flat, **buffer_format.views(flat, layout))
+
     def __reduce__(self) -> tuple[Any, tuple[Bytes]]:
         # The buffer was checked when this was made, and pickling does not change bytes.
         return partial(PackedBatch.from_buffer, check_payload=False), (self.buffer,)

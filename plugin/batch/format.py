@@ -18,8 +18,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,6 @@ VERSION = 1
 ALIGNMENT_BYTES = 64
 _HEAD = struct.Struct("<8sIIIIQ")
 _CHECKED_FROM = 16
-_ENTRY = struct.Struct("<24s4sI5Q")
 _DIMENSIONS = 4
 _MOST = 1 << 48
 
@@ -65,13 +63,19 @@ FIELDS: Mapping[str, tuple[str, int]] = {
     "tiles": ("|u1", 4),
 }
 """Name -> dtype and number of dimensions."""
+_ITEM_BYTES = {dtype: np.dtype(dtype).itemsize for dtype, _ in FIELDS.values()}
+_ENTRY = "24s4sI5Q"
+_ENTRIES = struct.Struct("<" + len(FIELDS) * _ENTRY)
+_ENTRY_VALUES = len(struct.unpack("<" + _ENTRY, bytes(struct.calcsize("<" + _ENTRY))))
+_ENTRY_NAMES = [
+    (name.encode().ljust(24, b"\0"), dtype.encode().ljust(4, b"\0"), number) for name, (dtype, number) in FIELDS.items()
+]
 
 Buffer = npt.NDArray[np.uint8]
 Views = dict[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(NamedTuple):
     """Where a tensor lies in the buffer."""
 
     name: str
@@ -81,7 +85,7 @@ class Field:
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
 
 
 def planned(shapes: Mapping[str, tuple[int, ...]]) -> tuple[tuple[Field, ...], int]:
@@ -89,8 +93,9 @@ def planned(shapes: Mapping[str, tuple[int, ...]]) -> tuple[tuple[Field, ...], i
     fields = []
     offset = _header_bytes()
     for name, (dtype, _) in FIELDS.items():
-        fields.append(Field(name=name, dtype=dtype, shape=shapes[name], offset=offset))
-        offset = _aligned(offset + fields[-1].num_bytes)
+        field = Field(name, dtype, shapes[name], offset)
+        fields.append(field)
+        offset = _aligned(offset + field.num_bytes)
     return tuple(fields), offset
 
 
@@ -112,11 +117,10 @@ def views(buffer: Buffer, fields: tuple[Field, ...]) -> Views:
 def seal(buffer: Buffer, fields: tuple[Field, ...]) -> None:
     """Write the header of a filled buffer."""
     start = _header_bytes()
-    place = _HEAD.size
-    for field in fields:
-        shape = field.shape + (0,) * (_DIMENSIONS - len(field.shape))
-        _ENTRY.pack_into(buffer.data, place, field.name.encode(), field.dtype.encode(), len(field.shape), *shape, field.offset)
-        place += _ENTRY.size
+    values: list[Any] = []
+    for names, field in zip(_ENTRY_NAMES, fields, strict=True):
+        values += (*names, *field.shape, *(0,) * (_DIMENSIONS - len(field.shape)), field.offset)
+    _ENTRIES.pack_into(buffer.data, _HEAD.size, *values)
     payload = isal_zlib.crc32(buffer[start:])
     _HEAD.pack_into(buffer.data, 0, MAGIC, VERSION, 0, len(fields), payload, len(buffer))
     _HEAD.pack_into(buffer.data, 0, MAGIC, VERSION, _header_crc(buffer), len(fields), payload, len(buffer))
@@ -152,17 +156,16 @@ def read_fields(buffer: Buffer, *, check_payload: bool) -> tuple[Field, ...]:
 
 def _entries(buffer: Buffer) -> tuple[Field, ...]:
     found = []
-    for place, (name, (dtype, num_dimensions)) in enumerate(FIELDS.items()):
-        entry = _ENTRY.unpack_from(buffer.data, _HEAD.size + place * _ENTRY.size)
-        of_it = (entry[0].rstrip(b"\0"), entry[1].rstrip(b"\0"), entry[2])
-        wanted = (name.encode(), dtype.encode(), num_dimensions)
-        if of_it != wanted:
-            raise FormatError(f"pack: found {of_it} as field {place}, expected {wanted}")
+    values = _ENTRIES.unpack_from(buffer.data, _HEAD.size)
+    for place, ((name, (dtype, num_dimensions)), names) in enumerate(zip(FIELDS.items(), _ENTRY_NAMES, strict=True)):
+        entry = values[place * _ENTRY_VALUES : (place + 1) * _ENTRY_VALUES]
+        if entry[:3] != names:
+            raise FormatError(f"pack: found {entry[:3]} as field {place}, expected {names}: damaged")
         shape = entry[3 : 3 + num_dimensions]
         # An empty field takes no bytes whatever its other dimensions say, and numpy takes none this large.
         if math.prod(max(size, 1) for size in shape) >= _MOST:
             raise FormatError(f"pack: found {name} of shape {shape}, expected fewer than {_MOST:,} elements")
-        found.append(Field(name=name, dtype=dtype, shape=shape, offset=entry[-1]))
+        found.append(Field(name, dtype, shape, entry[-1]))
     return tuple(found)
 
 
@@ -176,7 +179,7 @@ def _header_crc(buffer: Buffer) -> int:
 
 
 def _header_bytes() -> int:
-    return _aligned(_HEAD.size + len(FIELDS) * _ENTRY.size)
+    return _aligned(_HEAD.size + _ENTRIES.size)
 
 
 def _aligned(offset: int) -> int:

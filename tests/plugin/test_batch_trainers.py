@@ -291,18 +291,25 @@ def test_tensors_of_bytes_are_a_copy() -> None:
 
 
 class Stream(IterableDataset[TorchBatch]):
+    def __init__(self, sequence_length: int) -> None:
+        self.sequence_length = sequence_length
+
     def __iter__(self) -> Iterator[TorchBatch]:
         for place in range(30):
-            yield packed([pack_sample([5 + place % 7, patch_image(2, 4, place)], str(place), place)], alignment=8).to_torch()
+            sample = pack_sample([5 + place % 7, patch_image(2, 4, place)], str(place), place)
+            yield packed([sample], alignment=8, sequence_length=self.sequence_length).to_torch()
 
 
-def test_a_loader_worker_sends_one_tensor_a_pack() -> None:
+@pytest.mark.parametrize(("sequence_length", "is_shared"), [(64, False), (16_384, True)])
+def test_a_loader_worker_sends_one_tensor_a_pack_and_small_ones_need_no_descriptor(sequence_length: int, is_shared: bool) -> None:
+    stream = Stream(sequence_length)
     descriptors = len(os.listdir("/proc/self/fd"))
-    received = list(DataLoader(Stream(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
-    assert len(os.listdir("/proc/self/fd")) - descriptors <= len(received) + 10
-    expected = [batch.batch.unpack() for batch in Stream()]
+    received = list(DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="fork"))
+    assert len(os.listdir("/proc/self/fd")) - descriptors <= len(received) * is_shared + 10
+    expected = [batch.batch.unpack() for batch in stream]
     for found, (sample,) in zip(received, expected, strict=True):
-        assert found.tensor.is_shared()
+        assert found.tensor.is_shared() == is_shared
+        found.tensor[-1] += 0  # may be written to
         assert found.batch.tokens.ctypes.data == found.views["tokens"].data_ptr()
         assert same(found.batch.unpack()[0], sample)
 
