@@ -88,11 +88,14 @@ class Ground:
 
 
 def cases() -> list[Case]:
-    from loader_contestants import CONTESTANTS, OURS
+    from loader_contestants import CONTESTANTS, OURS, OURS_THREADS
 
     local = [
         Case(place=LOCAL, decodes=decodes, num_workers=workers, contestant=name)
-        for decodes, workers, name in itertools.product((False, True), (0, 2), (OURS, "energon jsonl", "energon tars"))
+        for decodes, workers, name in itertools.product(
+            (False, True), (0, 2), (OURS, OURS_THREADS, "energon jsonl", "energon tars")
+        )
+        if decodes or name != OURS_THREADS
     ]
     cold = [
         Case(place=COLD, decodes=False, num_workers=workers, contestant=name)
@@ -102,7 +105,7 @@ def cases() -> list[Case]:
         # Those that wait for every read take half a minute: one run tells enough, and decoding changes nothing.
         Case(place=STORE, decodes=decodes, num_workers=2, contestant=name, max_runs=1 if _is_slow(name) else 99)
         for decodes, name in itertools.product((False, True), CONTESTANTS)
-        if not (decodes and _is_slow(name))
+        if not (decodes and _is_slow(name)) and name != OURS_THREADS
     ]
     return local + cold + store
 

@@ -204,21 +204,23 @@ class Run:
 
 def packs_of(run: Run) -> Iterator[TorchBatch]:
     """The packs of a contestant, training order."""
-    return _ours(run) if run.contestant == OURS else _stock(run)
+    return _ours(run) if run.contestant in (OURS, OURS_THREADS) else _stock(run)
 
 
 OURS = "ours"
+OURS_THREADS = "ours, 2 threads decode"
 _STOCK = {
     "energon jsonl": (cook_jsonl, "jsonl"),
     "energon jsonl, cached": (cook_jsonl_cached, "jsonl"),
     "energon tars": (cook_tar, "tars"),
     "energon tars, large": (cook_tar, "large_tars"),
 }
-CONTESTANTS = (OURS, *_STOCK)
+CONTESTANTS = (OURS, OURS_THREADS, *_STOCK)
 
 
 def _ours(run: Run) -> Iterator[TorchBatch]:
-    encoder = PackingTaskEncoder(run.layouts.ours, PROFILE, run.settings)
+    settings = replace(run.settings, num_decode_threads=2 if run.contestant == OURS_THREADS else 1)
+    encoder = PackingTaskEncoder(run.layouts.ours, PROFILE, settings)
     if not run.decodes:  # images are still read: no setting does that, since nobody would want it
         encoder.builder._samples = replace(encoder.builder._samples, with_pixels=False)
     path = f"{run.layouts.ours}/index/{PROFILE}/dataset.yaml" if run.repeat else run.layouts.ours_once

@@ -42,7 +42,7 @@ def _pixel_bytes(limits: PackLimits, form: ImageForm | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Of one rank, decoded pictures apart: one a worker, as large as the dataset's largest."""
+    """Of one rank, decoded pictures apart: one for each decoding thread, as large as the dataset's largest."""
 
     pack_bytes: int
     num_workers: int

@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from indexer.encode import EncodedSample
 from indexer.profile import open_stored
+from indexer.table import IndexRow
 from indexer.tokenizers import bound_threads
 from packer.format.errors import BayplanError, UsageError
 from plugin.batch import EnsuredImage, ImageState, PackedBatch, PackImage, PackSample, PatchImage, build
 from plugin.cost import cost_model
+from plugin.decode_threads import DecodeThreads
 from plugin.failures import Failure, SampleFailed
 from plugin.packing import PackLimits
 from plugin.prefetch import Prefetched, PrefetchPool
@@ -37,6 +39,20 @@ class BuiltPack:
 
 
 _Encoded = tuple[Sample, EncodedSample]
+_Images = dict[int, PackImage | BayplanError]
+"""By their index in the record."""
+
+
+class _Asked(NamedTuple):
+    """An image to decode."""
+
+    sample: int
+    """Its place in the pack."""
+    row: IndexRow
+    image: int
+    """Its index in the record."""
+    data: bytes | None
+    """None: no pixels are asked for."""
 
 
 class PackBuilder:
@@ -94,6 +110,7 @@ class PackBuilder:
         """Of the samples of a pack: what an ensured image takes is kept free."""
         self.reader = BundleReader(dataset_url, check_crc=settings.check_crc)
         self._pool = self._new_pool()
+        self._threads = DecodeThreads(settings.num_decode_threads)
 
     def _new_pool(self) -> PrefetchPool:
         return PrefetchPool(
@@ -114,7 +131,9 @@ class PackBuilder:
         Raises:
             UsageError: no sample. SampleFailed: one could not be used, and the settings say to stop.
         """
-        made = [self._sample(one, found) for one, found in zip(chosen, self._encoded(chosen), strict=True)]
+        found = self._encoded(chosen)
+        images = self._decoded(chosen, found)
+        made = [self._sample(one, of_it, own) for one, of_it, own in zip(chosen, found, images, strict=True)]
         samples = [sample for sample, _ in made if sample is not None]
         failures = tuple(failure for _, failure in made if failure is not None)
         if made and not samples:
@@ -136,6 +155,7 @@ class PackBuilder:
 
     def close(self) -> None:
         """End the threads and give the descriptors back; what is asked for later begins anew."""
+        self._threads.close()
         self._pool.close()
         self._pool = self._new_pool()
         self.reader.close()
@@ -160,13 +180,32 @@ class PackBuilder:
         assert isinstance(read, Sample)
         return read
 
-    def _sample(self, one: Chosen, found: _Encoded | BayplanError) -> tuple[PackSample | None, Failure | None]:
+    def _decoded(self, chosen: Sequence[Chosen], found: Sequence[_Encoded | BayplanError]) -> list[_Images]:
+        """Of each sample, its images by their index."""
+        asked = [
+            _Asked(place, one.row, index, of_it[0].images[index] if of_it[0].images else None)
+            for place, (one, of_it) in enumerate(zip(chosen, found, strict=True))
+            if not isinstance(of_it, BayplanError)
+            for index in _indices(of_it[1])
+        ]
+        images: list[_Images] = [{} for _ in chosen]
+        for of_it, image in zip(asked, self._threads.map(self._image, asked), strict=True):
+            images[of_it.sample][of_it.image] = image
+        return images
+
+    def _image(self, asked: _Asked) -> PackImage | BayplanError:
+        try:
+            return self._kept(self._samples.image(asked.row, asked.image, asked.data))
+        except BayplanError as error:
+            return error
+
+    def _sample(self, one: Chosen, found: _Encoded | BayplanError, images: _Images) -> tuple[PackSample | None, Failure | None]:
         """The sample and what failed of it; no sample where it is skipped."""
         action = self.settings.on_failure
         try:
             if isinstance(found, BayplanError):
                 raise found
-            return self._built(one, *found), None
+            return self._built(one, *found, images), None
         except BayplanError as error:
             if action == "stop" or isinstance(error, ReadCancelled):
                 _stop(one, error)
@@ -176,9 +215,12 @@ class PackBuilder:
         sample, is_whole = self._rescued(one)
         return sample, None if is_whole else failure
 
-    def _built(self, one: Chosen, read: Sample, encoded: EncodedSample) -> PackSample:
-        files: Sequence[bytes | None] = read.images or [None] * len(read.record["images"])
-        made = {index: self._samples.image(one.row, index, files[index]) for index in _indices(encoded)}
+    def _built(self, one: Chosen, read: Sample, encoded: EncodedSample, images: _Images) -> PackSample:
+        made: dict[int, PackImage] = {}
+        for index, image in images.items():
+            if isinstance(image, BayplanError):
+                raise image
+            made[index] = image
         return self._placed(one, read.record["id"], encoded, made)
 
     def _rescued(self, one: Chosen) -> tuple[PackSample, bool]:

@@ -12,7 +12,15 @@ from plugin.packing import PackLimits
 OnFailure = Literal["stop", "blank", "skip"]
 
 _INT32 = (1 << 31) - 1
-_WHOLE = {"buffer_size": 1, "max_age": 0, "packs_ahead": 1, "prefetch_bytes": 1, "num_threads": 1, "pad_id": 0}
+_WHOLE = {
+    "buffer_size": 1,
+    "max_age": 0,
+    "packs_ahead": 1,
+    "prefetch_bytes": 1,
+    "num_threads": 1,
+    "num_decode_threads": 1,
+    "pad_id": 0,
+}
 """The least of each."""
 _WHOLE_OR_NONE = {"max_failures": 0, "max_host_bytes": 1}
 _NONE_SAYS = {
@@ -99,6 +107,9 @@ class PackSettings:
     """What each loader worker may hold of files read ahead."""
     num_threads: int = 16
     """Reads at once in each loader worker."""
+    num_decode_threads: int = 1
+    """Images of a pack decoded at once in each loader worker; 1: one after the other. Where a node has more cores than loader
+    workers, 4 threads take less memory than 4 workers do."""
     read_deadline_seconds: float = 60.0
     check_crc: bool = True
 

@@ -320,7 +320,10 @@ def test_a_loader_of_no_packs_is_refused(epochs: Epochs) -> None:
         PackLoader(SimpleNamespace(dataset=None), epochs.encoder)
 
 
-@pytest.mark.parametrize("change", [{"packs_ahead": 9}, {"packs_ahead": 1}, {"num_threads": 1}, {"prefetch_bytes": 1000}])
+CHANGES = [{"packs_ahead": 9}, {"packs_ahead": 1}, {"num_threads": 1}, {"prefetch_bytes": 1000}, {"num_decode_threads": 3}]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_run_may_resume_with_other_settings_of_reading(url: str, change: dict[str, int]) -> None:
     """Which samples share a pack does not depend on them: packs a worker builds again would be others, and samples be lost."""
     with opened(url) as stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,6 +171,38 @@ def test_stop_in_a_worker_is_an_error_of_the_trainer(url: str, victim: Line, dam
     message = str(caught.value)
     for part in ("SampleFailed", f"sample {victim.source}/", file.name, "'blank' trains on", "`exclude/`"):
         assert part in message
+
+
+# Images that do not decode, one after the other and several at once
+
+
+def spoil(line: Line) -> None:
+    """An image that is read as it stands, and is none."""
+    entry = line.record["images"][1]
+    overwrite(bundle_of(line), entry["offset"], b"x" * entry["size"])
+
+
+@pytest.mark.parametrize("settings", [BLANK, SKIP])
+def test_threads_that_decode_change_no_pack_and_no_failure(url: str, victim: Line, settings: PackSettings) -> None:
+    spoil(victim)
+    found = []
+    for num_threads in (1, 4):
+        with opened(url, replace(settings, check_crc=False, num_decode_threads=num_threads)) as stream:
+            found.append((digests(stream, 3 * NUM_PACKS), stream.counters()["failed_samples"]))
+            assert any(thread.name.startswith("bayplan-decode") for thread in threading.enumerate()) == (num_threads > 1)
+    assert found[0] == found[1]
+    assert found[0][1] > 0
+    assert not any(thread.name.startswith("bayplan-decode") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_image_that_a_thread_cannot_decode_stops_by_name(url: str, victim: Line, num_workers: int) -> None:
+    spoil(victim)
+    settings = replace(SETTINGS, check_crc=False, num_decode_threads=4)
+    with opened(url, settings, num_workers=num_workers) as stream, pytest.raises(BayplanError) as caught:
+        digests(stream, 500)
+    for part in (f"sample {victim.source}/", "'blank' trains on"):
+        assert part in str(caught.value)
 
 
 # on_failure "blank"

@@ -13,7 +13,9 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize("value", ["10", 2.5, True, None, 0, -1])
-@pytest.mark.parametrize("name", ["sequence_length", "buffer_size", "packs_ahead", "prefetch_bytes", "num_threads"])
+@pytest.mark.parametrize(
+    "name", ["sequence_length", "buffer_size", "packs_ahead", "prefetch_bytes", "num_threads", "num_decode_threads"]
+)
 def test_a_count_is_a_whole_number_above_0(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"found {name} .*expected a whole number of at least 1"):
         PackSettings(**{"sequence_length": 64, name: value})
