@@ -35,7 +35,7 @@ from indexer.profile import open_stored
 from indexer.tokenizers import bound_threads
 from plugin.batch import build
 from plugin.batch.torch_batch import TorchBatch
-from plugin.loader import CHECKPOINT_SECONDS, PackLoader
+from plugin.loader import CHECKPOINT_SECONDS, PACKS_BETWEEN_COLLECTIONS, PackLoader
 from plugin.packing import Samples, pack, shuffled
 from plugin.sample_builder import SampleBuilder
 from plugin.settings import PackSettings, Peers
@@ -224,7 +224,7 @@ def _ours(run: Run) -> Iterator[TorchBatch]:
     if not run.decodes:  # images are still read: no setting does that, since nobody would want it
         encoder.builder._samples = replace(encoder.builder._samples, with_pixels=False)
     path = f"{run.layouts.ours}/index/{PROFILE}/dataset.yaml" if run.repeat else run.layouts.ours_once
-    return PackLoader(_loader(run, path, encoder), encoder)
+    return PackLoader(_loader(run, path, encoder, gc_collect_every_n_steps=PACKS_BETWEEN_COLLECTIONS), encoder)
 
 
 def _stock(run: Run) -> Iterator[TorchBatch]:

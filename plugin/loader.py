@@ -44,6 +44,10 @@ REMEMBERED_PACKS = 4096
 """Packs whose sample ids can still be asked for."""
 CHECKPOINT_SECONDS = 5.0
 """Workers note where they are so often; a restore builds the packs since then once more. Energon's 60 would cost that many."""
+PACKS_BETWEEN_COLLECTIONS = 100
+"""Of garbage. Energon's 10 would cost a tenth of a pack's time: each looks at every index row in the buffers, 4 ms with the
+default sizes. It is for large tensors in cycles, and no pack is in one.
+"""
 
 
 class PackLoader:
@@ -127,7 +131,12 @@ class PackLoader:
         memory.admit(settings.max_host_bytes)
         path = blend or join_url(dataset_url, f"{layout.index_dir(profile)}/{layout.PROFILE_DATASET_FILE}")
         dataset = open_dataset(energon_path(path), split, config, encoder, shuffle_buffer_size=shuffle_buffer_size)
-        loader = get_savable_loader(dataset, checkpoint_every_sec=CHECKPOINT_SECONDS, prefetch_factor=prefetch_factor)
+        loader = get_savable_loader(
+            dataset,
+            checkpoint_every_sec=CHECKPOINT_SECONDS,
+            prefetch_factor=prefetch_factor,
+            gc_collect_every_n_steps=PACKS_BETWEEN_COLLECTIONS,
+        )
         return cls(loader, encoder)
 
     @property

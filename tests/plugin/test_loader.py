@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -318,6 +319,19 @@ def test_a_pass_over_val_is_every_held_out_sample_once_and_is_not_resumed_in_its
 def test_a_loader_of_no_packs_is_refused(epochs: Epochs) -> None:
     with pytest.raises(UsageError, match="whose dataset a `PackingTaskEncoder` made"):
         PackLoader(SimpleNamespace(dataset=None), epochs.encoder)
+
+
+def test_packs_are_freed_without_the_garbage_collector(url: str) -> None:
+    """Which runs seldom."""
+    with opened(url) as stream:
+        next(stream)
+        gc.collect()
+        gc.disable()
+        try:
+            kept = [weakref.ref(next(stream).tensor) for _ in range(20)]
+            assert [pack() for pack in kept[:-1]] == [None] * 19
+        finally:
+            gc.enable()
 
 
 CHANGES = [{"packs_ahead": 9}, {"packs_ahead": 1}, {"num_threads": 1}, {"prefetch_bytes": 1000}, {"num_decode_threads": 3}]
