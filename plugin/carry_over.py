@@ -30,7 +30,8 @@ from plugin.settings import PackSettings, is_running_low
 logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 64
-"""Rows that come in one after another take half the time of as many that come between packs. A few milliseconds' worth."""
+"""Rows that come in one after another take half the time of as many that come between packs. At most so many, some milliseconds'
+worth, or an eighth of the buffer."""
 _BUFFERS_IN_VAIN = 10
 """Buffers' worth of samples that fit no pack, or of which every pack was skipped, before the stream gives up."""
 
@@ -175,7 +176,7 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
     def _fill(self, source: Iterator[Any] | None) -> None:
         """So many samples come in as went out: some packs' worth at once; before a plan all of them, so no plan depends on it."""
         room = self._buffer_size - len(self._waiting.buffer) - len(self._planned.buffer)
-        if room < _ROWS_AT_ONCE and not self._is_running_low():
+        if room < min(_ROWS_AT_ONCE, self._buffer_size // 8) and not self._is_running_low():
             return
         while len(self._waiting.buffer) + len(self._planned.buffer) < self._buffer_size:
             while not self._source_has_ended and len(self._mixing.buffer) < self._shuffle_size:

@@ -20,7 +20,7 @@ from plugin.forks import begins_anew_after_fork
 from plugin.spans import FileKey, Span
 
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
-_NOT_TOLD = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_NOT_TOLD = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 """Of filesystems that do not say what is in memory."""
 _ONLY_FROM_MEMORY: int | None = getattr(os, "RWF_NOWAIT", None)
 """Linux's, of `preadv`: fail where bytes would have to be waited for."""

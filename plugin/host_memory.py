@@ -42,7 +42,9 @@ def _pixel_bytes(limits: PackLimits, form: ImageForm | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Of one rank, decoded pictures apart: one for each decoding thread, as large as the dataset's largest."""
+    """Of one rank, apart from decoded pictures (one for each decoding thread, as large as the dataset's largest) and the files of
+    the pack that is built.
+    """
 
     pack_bytes: int
     num_workers: int

@@ -45,8 +45,8 @@ REMEMBERED_PACKS = 4096
 CHECKPOINT_SECONDS = 5.0
 """Workers note where they are so often; a restore builds the packs since then once more. Energon's 60 would cost that many."""
 PACKS_BETWEEN_COLLECTIONS = 100
-"""Of garbage. Energon's 10 would cost a tenth of a pack's time: each looks at every index row in the buffers, 4 ms with the
-default sizes. It is for large tensors in cycles, and no pack is in one.
+"""Of garbage: each looks at every index row in the buffers, 4 ms with the default sizes. Energon's 10 is for large tensors in
+cycles, and no pack is in one.
 """
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import multiprocessing.queues
+import multiprocessing.util
 import os
 import queue
 import signal
 import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -38,6 +41,19 @@ def begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A queue forgets what it cannot send, and the trainer would wait for that pack for ever.
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_unsent)  # type: ignore[attr-defined]
+    _end_with_the_trainer()
+
+
+@cache
+def _end_with_the_trainer() -> None:
+    """A trainer that is killed reads no more, and a worker would wait at its own end until all it made has been read."""
+
+    def end() -> None:
+        trainer = multiprocessing.parent_process()
+        if trainer is not None and os.getppid() != trainer.pid:
+            os._exit(_NOT_HANDED_OVER)
+
+    multiprocessing.util.Finalize(None, end, exitpriority=0)
 
 
 def _end_unsent(error: BaseException, unsent: object) -> None:

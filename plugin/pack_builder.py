@@ -21,7 +21,7 @@ from plugin.decode_threads import DecodeThreads
 from plugin.failures import Failure, SampleFailed
 from plugin.packing import PackLimits
 from plugin.prefetch import Prefetched, PrefetchPool
-from plugin.read_errors import ReadCancelled
+from plugin.read_errors import ReadCancelled, without_frames
 from plugin.reader import BundleReader
 from plugin.requests import ImageRead, Sample, SampleRead
 from plugin.sample_builder import Chosen, SampleBuilder
@@ -51,8 +51,8 @@ class _Asked(NamedTuple):
     row: IndexRow
     image: int
     """Its index in the record."""
-    data: bytes | None
-    """None: no pixels are asked for."""
+    files: list[bytes]
+    """Of the record's images; emptied as they are decoded. None of them: no pixels are asked for."""
 
 
 class PackBuilder:
@@ -121,7 +121,7 @@ class PackBuilder:
         )
 
     def fetch_ahead(self, chosen: Iterable[Chosen]) -> None:
-        """Begin to read these, in their order, in the background."""
+        """Begin to read these, in their order; waits for nothing."""
         for one in chosen:
             self._submitted(one)
 
@@ -176,14 +176,14 @@ class PackBuilder:
         except BayplanError as error:
             if self.settings.on_failure == "stop" or isinstance(error, ReadCancelled):
                 _stop(one, error)  # before the others are waited for
-            return error
+            return without_frames(error)
         assert isinstance(read, Sample)
         return read
 
     def _decoded(self, chosen: Sequence[Chosen], found: Sequence[_Encoded | BayplanError]) -> list[_Images]:
         """Of each sample, its images by their index."""
         asked = [
-            _Asked(place, one.row, index, of_it[0].images[index] if of_it[0].images else None)
+            _Asked(place, one.row, index, of_it[0].images)
             for place, (one, of_it) in enumerate(zip(chosen, found, strict=True))
             if not isinstance(of_it, BayplanError)
             for index in _indices(of_it[1])
@@ -194,34 +194,28 @@ class PackBuilder:
         return images
 
     def _image(self, asked: _Asked) -> PackImage | BayplanError:
+        data = None
+        if asked.files:
+            data, asked.files[asked.image] = asked.files[asked.image], b""  # files may be much larger than pixels: gone first
         try:
-            return self._kept(self._samples.image(asked.row, asked.image, asked.data))
+            return self._kept(self._samples.image(asked.row, asked.image, data))
         except BayplanError as error:
-            return error
+            return without_frames(error)
 
     def _sample(self, one: Chosen, found: _Encoded | BayplanError, images: _Images) -> tuple[PackSample | None, Failure | None]:
         """The sample and what failed of it; no sample where it is skipped."""
-        action = self.settings.on_failure
-        try:
-            if isinstance(found, BayplanError):
-                raise found
-            return self._built(one, *found, images), None
-        except BayplanError as error:
-            if action == "stop" or isinstance(error, ReadCancelled):
-                _stop(one, error)
-            failure = Failure(sample=one.row.name, error=str(error))
-        if action == "skip":
+        whole = _whole(found, images)
+        if not isinstance(whole, BayplanError):
+            read, encoded, made = whole
+            return self._placed(one, read.record["id"], encoded, made), None
+        # Not raised to be caught here: its traceback would lead to the pixels of this pack, in a cycle.
+        if self.settings.on_failure == "stop":
+            _stop(one, whole)
+        failure = Failure(sample=one.row.name, error=str(whole))
+        if self.settings.on_failure == "skip":
             return None, failure
         sample, is_whole = self._rescued(one)
         return sample, None if is_whole else failure
-
-    def _built(self, one: Chosen, read: Sample, encoded: EncodedSample, images: _Images) -> PackSample:
-        made: dict[int, PackImage] = {}
-        for index, image in images.items():
-            if isinstance(image, BayplanError):
-                raise image
-            made[index] = image
-        return self._placed(one, read.record["id"], encoded, made)
 
     def _rescued(self, one: Chosen) -> tuple[PackSample, bool]:
         """The sample with every image grey that cannot be had; where its record cannot be had, what keeps its place. And whether
@@ -243,6 +237,8 @@ class PackBuilder:
             (data,) = self._pool.submit((_key(one), index), [asked]).get()
             assert isinstance(data, bytes)
             return self._samples.image(one.row, index, data)
+        except ReadCancelled as error:
+            _stop(one, error)
         except BayplanError:
             return self._samples.blank(one.row, index)
 
@@ -265,6 +261,18 @@ def _without_ensured(limits: PackLimits, ensured: EnsuredImage | None) -> PackLi
             "or leave out ensure_image"
         )
     return replace(limits, sequence_length=limits.sequence_length - taken)
+
+
+def _whole(found: _Encoded | BayplanError, images: _Images) -> tuple[Sample, EncodedSample, dict[int, PackImage]] | BayplanError:
+    """All of a sample, or the first thing that is wrong with it."""
+    if isinstance(found, BayplanError):
+        return found
+    made: dict[int, PackImage] = {}
+    for index, image in images.items():
+        if isinstance(image, BayplanError):
+            return image
+        made[index] = image
+    return *found, made
 
 
 def _with(read: Sample, encoded: EncodedSample | BayplanError) -> _Encoded | BayplanError:

@@ -1,4 +1,5 @@
-"""Records and images fetched ahead by threads, within a byte budget. A loader worker makes its own pool; none is handed to it.
+"""Records and images fetched ahead within a byte budget: at once what is in memory, the rest by threads. A loader worker makes
+its own pool; none is handed to it.
 
 Follows Energon's `CachePool` where that fits: asking gives a lazy handle whose `get` returns the data, askers for the same key
 share one read, what somebody waits for goes first whatever the budget, `close` ends it. It differs in keeping
@@ -47,7 +48,8 @@ class Prefetched:
 class PrefetchPool:
     """Reads what is submitted, in that order, while the budget allows.
 
-    Threads begin with the first `submit` of a process. A forked or unpickled pool begins empty, with threads of its own.
+    Threads begin with the first read of a process that is not in memory here (the page cache). A forked or unpickled pool begins
+    empty, with threads of its own.
 
     Args:
         num_threads: reads at once. A store that answers after 20 ms gives 50 reads a second to each.
@@ -112,7 +114,8 @@ class PrefetchPool:
             return self._current
 
     def submit(self, key: Hashable, requests: Sequence[Request]) -> Prefetched:
-        """Fetch what is asked for, in the background; waits for nobody. A key that is there already is not read twice.
+        """Fetch what is asked for: at once what is in this machine's memory, the rest in the background; waits for nobody. A key
+        that is there already is not read twice.
 
         Raises:
             UsageError: when the key is there with other requests.
@@ -141,7 +144,7 @@ class PrefetchPool:
         self._engine().close()
 
     def counters(self) -> dict[str, float]:
-        """What this process's threads did so far.
+        """What was read in this process so far, by threads or at once.
 
         Sums: `hits` and `waits` (gets that found their data, and that did not), `wait_seconds`, `bytes` (of images handed out),
         `reads`, `stalls` (reads the budget held back), `retries`, `abandoned`, `errors`. As it is now: `held_bytes`, `keys`.

@@ -101,11 +101,9 @@ def read_task(reader: BundleReader, requests: Sequence[Request], span: Span) -> 
 
 def read_task_now(reader: BundleReader, requests: Sequence[Request], span: Span) -> Brought | None:
     """The same if it takes no waiting; None where `read_task` is to find out, as for anything that is wrong."""
-    data = reader.read_span_now(span)
-    if data is None:
-        return None
     try:
-        return _brought(reader, requests, span, data, parsed_record)
+        data = reader.read_span_now(span)
+        return None if data is None else _brought(reader, requests, span, data, parsed_record)
     except Exception:
         return None
 

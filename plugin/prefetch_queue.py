@@ -48,11 +48,10 @@ class ReadQueue:
         job.tasks.clear()
 
     def may_read_now(self, num_bytes: int) -> bool:
-        """Whether the budget has room for a read that needs no thread, counted by the caller; not before one it holds back."""
-        head = next(iter(self._waiting), None)
-        if head is not None and head.tasks[0].was_held_back:
-            return False
-        return not self.held_bytes or self.held_bytes + num_bytes <= self._max_bytes
+        """Whether the budget has room for a read that the caller makes and counts itself, beside the oldest that waits."""
+        oldest = next(iter(self._waiting), None)
+        held = self.held_bytes + (oldest.tasks[0].num_bytes if oldest is not None else 0)
+        return not held or held + num_bytes <= self._max_bytes
 
     def next_task(self) -> Task | None:
         """The read to begin now, its bytes counted; None when there is none or the budget is used up.

@@ -13,11 +13,13 @@ BayplanError
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from packer.format import layout
 from packer.format.errors import BayplanError
 from packer.storage import join_url
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +112,12 @@ def store_failed(place: ReadPlace, why: object) -> StoreFailed:
 
 def _way_out(place: ReadPlace) -> str:
     return f"`bayplan verify {place.dataset}` lists all damage; restore the file, or pack source {place.source!r} again"
+
+
+def without_frames(error: Raised) -> Raised:
+    """An error that is kept: it and those it came of without their tracebacks, which lead to files and pixels and back to it."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error

@@ -160,13 +160,18 @@ def _entries(buffer: Buffer) -> tuple[Field, ...]:
     for place, ((name, (dtype, num_dimensions)), names) in enumerate(zip(FIELDS.items(), _ENTRY_NAMES, strict=True)):
         entry = values[place * _ENTRY_VALUES : (place + 1) * _ENTRY_VALUES]
         if entry[:3] != names:
-            raise FormatError(f"pack: found {entry[:3]} as field {place}, expected {names}: damaged")
+            raise FormatError(f"pack: found {_stripped(entry)} as field {place}, expected {_stripped(names)}")
         shape = entry[3 : 3 + num_dimensions]
         # An empty field takes no bytes whatever its other dimensions say, and numpy takes none this large.
         if math.prod(max(size, 1) for size in shape) >= _MOST:
             raise FormatError(f"pack: found {name} of shape {shape}, expected fewer than {_MOST:,} elements")
         found.append(Field(name, dtype, shape, entry[-1]))
     return tuple(found)
+
+
+def _stripped(entry: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Name, dtype and number of dimensions, to be read."""
+    return entry[0].rstrip(b"\0"), entry[1].rstrip(b"\0"), entry[2]
 
 
 def _refuse_other_crc(what: str, found: int, expected: int) -> None:

@@ -8,13 +8,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
 from blake3 import blake3
 
-from packer.format.errors import UsageError
+from packer.format.errors import BayplanError, UsageError
 from plugin.exchange import metadata
 from plugin.exchange import settings as agreement
 from plugin.exchange.errors import ExchangeError, RankLeft, RankLost
@@ -34,7 +34,10 @@ _MESSAGE_BYTES = 2048
 _HEAD = np.dtype([("step", "<i8"), ("num_slots", "<i8"), ("num_packs", "<i8"), ("failed", "<i8"), ("read_milliseconds", "<i8")])
 EXIT_SECONDS = 5.0
 """A thread that is in the middle of reading is left behind after this."""
-IDLE, LINGERING = "idle", "letting its peers get the last of it"
+IDLE, BEGINNING, LINGERING = "idle", "beginning", "letting its peers get the last of it"
+SETTLING = "waiting for its peers to have the batch before"
+_ENDS_BY_ITSELF = frozenset({IDLE, BEGINNING, SETTLING, LINGERING})
+"""Stages in which a closed loader leaves its connections to peers, who may not have the last batch yet."""
 _log = logging.getLogger(__name__)
 
 
@@ -76,11 +79,10 @@ class Worker:
 
     def stop(self) -> None:
         """The loader is gone: end the thread, out of a collective too. Does not wait."""
-        is_idle = self.stage == IDLE and self.jobs.empty()
         self._is_closed = True
         self.jobs.put(None)
         self._setup.transport.fail()
-        if self.thread.is_alive() and self.stage != LINGERING and not is_idle:
+        if self.thread.is_alive() and self.stage not in _ENDS_BY_ITSELF:
             self._hang_up()
 
     def _hang_up(self) -> None:
@@ -97,7 +99,7 @@ class Worker:
 
     def _run(self) -> None:
         while (job := self.jobs.get()) is not None and not self._is_closed:
-            self.stage = "beginning"
+            self.stage = BEGINNING
             pool, before, pulled = job
             try:
                 if self._failure is not None:
@@ -110,6 +112,10 @@ class Worker:
             # What is idle holds nothing.
             job = pool = before = pulled = None  # type: ignore[assignment]
             self.stage = IDLE
+        if self._failure is None:
+            self.stage = SETTLING
+            with suppress(BayplanError):
+                self._setup.replicas.settle()
 
     def _fail(self, pool: Pool, error: BaseException) -> None:
         if self._is_closed:
@@ -174,8 +180,10 @@ class Worker:
 
     def _read(self, pool: Pool, before: object, pulled: Pulled | None) -> Pulled:
         setup, replicas = self._setup, self._setup.replicas
-        self.stage = "waiting for its peers"
+        self.stage = SETTLING
         replicas.settle()
+        if self._is_closed:
+            raise UsageError("balanced loader: it was closed")
         self.stage = "reading packs"
         if not replicas.reads:
             return replicas.receive(pool.step, pool.num_microbatches)

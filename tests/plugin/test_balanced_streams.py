@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from balanced_streams import COST, MICROBATCHES, arrival, balanced, begins_to_balance, other_seed, saved_by_all
+from balanced_streams import COST, MICROBATCHES, arrival, balanced, begins_to_balance, other_seed, saved_by_all, with_a_late_peer
 from loading import SETTINGS, opened, write_stream
 from rank_processes import RankProcesses
 
@@ -54,6 +54,15 @@ def test_global_batches_hold_the_same_packs_and_go_on_where_they_were_saved(
 ) -> None:
     """With prefetching loader workers, and with none; workers have streams of their own."""
     check(two, 2, url, num_workers, mode, saved_at, 1)
+
+
+def test_a_reader_that_closes_lets_a_late_peer_have_its_packs(four: RankProcesses, url: str) -> None:
+    """As at the end of training."""
+    found = four.run(with_a_late_peer, url, MICROBATCHES)
+    assert [outcome.error for outcome in found if outcome is not None] == [None] * 4
+    packs = [outcome.value for outcome in found if outcome is not None]
+    assert packs[0] == packs[1]
+    assert packs[2] == packs[3]
 
 
 def test_replicas_of_one_reader_are_dealt_real_packs_and_go_on_from_its_state(four: RankProcesses, url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import weakref
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +18,7 @@ import torch
 from loading import NUM_SAMPLES, SETTINGS, Epochs, digests, ids, opened, write_stream
 
 from indexer.table import open_index
-from packer.format.errors import UsageError
+from packer.format.errors import BayplanError, UsageError
 from plugin.cost import cost_model, sample_costs
 from plugin.loader import PackLoader
 from plugin.settings import Peers
@@ -321,6 +322,17 @@ def test_a_loader_of_no_packs_is_refused(epochs: Epochs) -> None:
         PackLoader(SimpleNamespace(dataset=None), epochs.encoder)
 
 
+@pytest.fixture
+def damaged(url: str, tmp_path: Path) -> str:
+    """The dataset with bundles in which no image decodes, and a source without its records."""
+    copy = shutil.copytree(url, tmp_path / "damaged")
+    for bundle in copy.glob("sources/docs/*.zip"):
+        bundle.write_bytes(b"x" * bundle.stat().st_size)
+    for records in copy.glob("sources/pics/*.jsonl"):
+        records.unlink()
+    return str(copy)
+
+
 def test_packs_are_freed_without_the_garbage_collector(url: str) -> None:
     """Which runs seldom."""
     with opened(url) as stream:
@@ -330,6 +342,21 @@ def test_packs_are_freed_without_the_garbage_collector(url: str) -> None:
         try:
             kept = [weakref.ref(next(stream).tensor) for _ in range(20)]
             assert [pack() for pack in kept[:-1]] == [None] * 19
+        finally:
+            gc.enable()
+
+
+def test_a_sample_that_failed_is_freed_without_the_garbage_collector(damaged: str) -> None:
+    """Errors hold their frames, and those the files and pixels of a pack."""
+    settings = replace(SETTINGS, on_failure="skip", max_failures=None, max_failure_share=None, check_crc=False)
+    with opened(damaged, settings) as stream:
+        gc.collect()
+        gc.disable()
+        try:
+            digests(stream, 30)
+            assert stream.counters()["failed_samples"] > 0
+            errors = [found for found in gc.get_objects() if isinstance(found, BayplanError)]
+            assert len(errors) <= stream.encoder.builder.counters()["keys"] < stream.counters()["failed_samples"]
         finally:
             gc.enable()
 

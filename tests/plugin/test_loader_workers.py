@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from loading import SETTINGS, digests, opened, write_stream
+from processes import REPOSITORY
 
 from plugin.loader import PackLoader
 from plugin.loader_workers import WorkerDied
@@ -66,7 +71,7 @@ def test_a_worker_that_dies_while_a_state_is_saved_is_not_waited_for(stream: Pac
 def test_a_pack_that_shared_memory_cannot_hold_ends_the_stream(url: str) -> None:
     """As in a container whose /dev/shm is full. The queue between the processes drops such a pack and tells nobody."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with opened(url, replace(SETTINGS, sequence_length=4096), num_workers=1) as stream:
+    with opened(url, replace(SETTINGS, sequence_length=16_384), num_workers=1) as stream:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # the worker inherits it; shared memory is a file
         try:
             with pytest.raises((WorkerDied, RuntimeError), match=r"unable to hand over|exited unexpectedly"):
@@ -75,6 +80,40 @@ def test_a_pack_that_shared_memory_cannot_hold_ends_the_stream(url: str) -> None
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         with pytest.raises(WorkerDied, match=r"worker 0 unable to hand over what it made \(is /dev/shm full\?"):
             stream.save_state()
+
+
+TRAINER = """
+import sys
+from dataclasses import replace
+from loading import SETTINGS, opened
+
+with opened(sys.argv[1], replace(SETTINGS, sequence_length=int(sys.argv[2])), num_workers=2) as stream:
+    next(stream)
+    print(*[worker.pid for worker in stream._loader._iterator._workers], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("sequence_length", [256, 4096, 16_384])
+def test_workers_end_with_a_trainer_that_is_killed(url: str, sequence_length: int) -> None:
+    """Whether packs fit a pipe, fill it, or go through shared memory."""
+    path = os.pathsep.join([str(REPOSITORY), str(Path(__file__).parents[1] / "support")])
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", TRAINER, url, str(sequence_length)],
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as trainer:
+        assert trainer.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
+        assert len(workers) == NUM_WORKERS
+        trainer.kill()
+        trainer.wait()
+    _, left = psutil.wait_procs(workers, timeout=60)
+    for worker in left:
+        worker.kill()
+    assert not left
 
 
 def test_nothing_is_changed_in_the_trainers_own_process(url: str) -> None:

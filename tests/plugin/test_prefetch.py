@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packed import open_bundles
 from processes import wait_until
 
-from packer.format.errors import FormatError, UsageError
+from packer.format.errors import BayplanError, FormatError, UsageError
 from plugin import (
     BundleReader,
     FileChanged,
@@ -28,7 +28,7 @@ from plugin import (
     Sample,
     SampleRead,
 )
-from plugin.pieces import image_piece
+from plugin.pieces import image_piece, record_piece
 from plugin.prefetch_engine import REMEMBERED_KEYS
 from plugin.prefetch_job import Job
 from plugin.prefetch_queue import ReadQueue
@@ -182,17 +182,64 @@ def test_what_is_in_memory_keeps_the_budget_and_its_turn(corpus):
         assert [pool.get(key) for key in range(len(known))] == [[data] for _, data in known]
 
 
+def test_a_small_read_in_memory_does_not_pass_one_that_the_budget_holds_back(corpus, monkeypatch):
+    reader = in_memory(corpus)
+    known = sorted(image_reads(corpus), key=lambda item: len(item[1]))
+    (small, small_data), (held, held_data), (large, large_data) = known[0], known[-2], known[-1]
+    read_now = reader.read_span_now
+    monkeypatch.setattr(reader, "read_span_now", lambda span: None if span.num_bytes == len(large_data) else read_now(span))
+    with PrefetchPool(reader, num_threads=1, max_bytes=len(held_data) + len(small_data) + 1) as pool:
+        assert pool.submit("held", [held]).is_done()
+        waiting = pool.submit("large", [large])
+        assert not pool.submit("small", [small]).is_done()
+        assert pool.get("held") == [held_data]
+        assert waiting.get() == [large_data]
+        assert pool.get("small") == [small_data]
+
+
+def test_an_entry_that_no_call_takes_is_an_error_where_it_is_got(corpus):
+    """Of a bundle that is open, too, where it is looked for in memory first."""
+    request, data = image_reads(corpus)[0]
+    with PrefetchPool(in_memory(corpus), num_threads=1) as pool:
+        for key, wrong in enumerate([{"offset": 10**30}, {"offset": -1}, {"size": 1.5}, {"size": "9"}, {"bundle": "x\0.zip"}]):
+            handle = pool.submit(key, [ImageRead(source=request.source, entry=request.entry | wrong)])
+            with pytest.raises(BayplanError):
+                handle.get()
+        assert pool.submit("right", [request]).get() == [data]
+        assert (pool.counters()["held_bytes"], pool.counters()["keys"]) == (0, 0)
+
+
 def test_half_of_a_sample_may_be_in_memory(corpus, monkeypatch):
     """Of some reads nobody can say; the rest is not read twice for it."""
     reader = in_memory(corpus)
     chance, read_now = random.Random(5), reader.read_span_now
-    monkeypatch.setattr(reader, "read_span_now", lambda span: read_now(span) if chance.random() < 0.5 else None)
+
+    def sometimes(span):
+        return read_now(span) if chance.random() < 0.5 else None
+
+    monkeypatch.setattr(reader, "read_span_now", sometimes)
     with PrefetchPool(reader, num_threads=2) as pool:
         for number, start in enumerate(range(0, len(corpus.rows), 7)):
             pool.submit(number, [SampleRead(row=row) for row in corpus.rows[start : start + 7]])
             assert pool.get(number) == samples(corpus)[start : start + 7]
         counters = pool.counters()
         assert (counters["held_bytes"], counters["keys"], counters["retries"]) == (0, 0, 0)
+        planned = sum(len(reader.plan(pieces)) for pieces in pieces_of(reader, corpus, 7))
+        assert counters["reads"] == planned
+
+
+def pieces_of(reader, corpus, per_key):
+    """What the samples of each key ask for: all records at once, then the images of each read."""
+    for start in range(0, len(corpus.rows), per_key):
+        rows, records = corpus.rows[start : start + per_key], corpus.records[start : start + per_key]
+        lines = [record_piece(row, number) for number, row in enumerate(rows)]
+        yield lines
+        for span in reader.plan(lines):
+            yield [
+                image_piece(rows[piece.slot].source, entry, (piece.slot, number))
+                for piece in span.pieces
+                for number, entry in enumerate(records[piece.slot]["images"])
+            ]
 
 
 def test_a_record_in_memory_that_is_another_is_refused_where_it_is_got(corpus):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -73,6 +74,14 @@ def balanced(url: str, num_workers: int, mode: str, number: int, saved_at: Seque
         "balance": balance,
         "num_packs": loader.num_packs,
     }
+
+
+def with_a_late_peer(url: str, number: int) -> list[str]:
+    """The first global batch of replicas of two, of which one rank asks for it when its reader has closed its loader."""
+    with streams(url, 0, "dp", 2) as loader:
+        if dist.get_rank() == 1:
+            time.sleep(2)
+        return [digest(next(loader)) for _ in range(number)]
 
 
 def saved_by_all(url: str, folder: str) -> tuple[list[str], list[str]]:
