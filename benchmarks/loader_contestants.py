@@ -1,8 +1,8 @@
-"""The three that compete: ours, and stock Energon over JSONL with loose images and over tars. Each gives packs of the same form.
+"""Those that compete: ours, and stock Energon over JSONL with loose images and over tars. Each gives packs of the same form.
 
-All encode with one `SampleEncoder`, decode with `plugin.tensors`, plan with `plugin.packing` and build with `plugin.batch`. Stock
-Energon packs through its own hooks: it reads a sample and its images before the sample is in the packing buffer, and hands
-nothing back. Without decoding, files are read and nothing is made of them.
+All encode with one `SampleEncoder`, decode with `plugin.tensors`, plan with `plugin.packing`, build with `plugin.batch` and collect
+garbage as seldom. Stock Energon packs through its own hooks: it encodes a sample and reads its images before the sample is in the
+packing buffer, one by one, and hands nothing back. Without decoding, files are read and nothing is made of them.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _ours(run: Run) -> Iterator[TorchBatch]:
     if not run.decodes:  # images are still read: no setting does that, since nobody would want it
         encoder.builder._samples = replace(encoder.builder._samples, with_pixels=False)
     path = f"{run.layouts.ours}/index/{PROFILE}/dataset.yaml" if run.repeat else run.layouts.ours_once
-    return PackLoader(_loader(run, path, encoder, gc_collect_every_n_steps=PACKS_BETWEEN_COLLECTIONS), encoder)
+    return PackLoader(_loader(run, path, encoder), encoder)
 
 
 def _stock(run: Run) -> Iterator[TorchBatch]:
@@ -251,4 +251,10 @@ def _loader(run: Run, path: str, encoder: Any, **options: Any) -> Any:
         task_encoder=encoder,
         repeat=run.repeat,
     )
-    return get_savable_loader(dataset, checkpoint_every_sec=CHECKPOINT_SECONDS, prefetch_factor=2, **options)
+    return get_savable_loader(
+        dataset,
+        checkpoint_every_sec=CHECKPOINT_SECONDS,
+        prefetch_factor=2,
+        gc_collect_every_n_steps=PACKS_BETWEEN_COLLECTIONS,
+        **options,
+    )
