@@ -1,7 +1,7 @@
 """Those that compete: ours, and stock Energon over JSONL with loose images and over tars. Each gives packs of the same form.
 
-All encode with one `SampleEncoder`, decode with `plugin.tensors`, plan with `plugin.packing`, build with `plugin.batch` and collect
-garbage as seldom. Stock Energon packs through its own hooks: it encodes a sample and reads its images before the sample is in
+All encode with one `SampleEncoder`, decode with `plugin.tensors`, plan with `plugin.packing`, build with `plugin.batch` and
+collect garbage as seldom. Stock Energon packs through its own hooks: it encodes a sample and reads its images before it is in
 the packing buffer, one by one, and hands nothing back. Without decoding, files are read and nothing is made of them.
 """
 

@@ -334,7 +334,7 @@ def late(size: int) -> dict[str, Any]:
         original = Source.__next__
 
         def sleeping(self: Source) -> TorchBatch:
-            time.sleep(0.5)
+            time.sleep(1.5)
             return original(self)
 
         Source.__next__ = sleeping  # type: ignore[method-assign]
