@@ -144,10 +144,14 @@ class Engine:
         self._taken.pop(key, None)
         try:
             spans = self._reader.plan(job.first_pieces())
+            self._enqueue(job, self._left_to_threads(job, spans))
         except BayplanError as error:
             self._finish(job, error)
-        else:
-            self._enqueue(job, self._left_to_threads(job, spans))
+        except BaseException as error:
+            # An interrupt. Nobody would go on with this job, and who got it later would wait for ever.
+            del self._jobs[key]
+            self._finish(job, error)
+            raise
         return job
 
     def _left_to_threads(self, job: Job, spans: list[Span]) -> list[Span]:
@@ -163,9 +167,10 @@ class Engine:
             if brought is None:
                 left.append(span)
                 continue
+            num_bytes = span.num_bytes
             self._counts["reads"] += 1
-            self._queue.held_bytes += span.num_bytes
-            job.held_bytes += span.num_bytes
+            self._queue.held_bytes += num_bytes  # nothing is called until both know of it, so no interrupt comes between
+            job.held_bytes += num_bytes
             job.store(brought[0])
             spans += brought[1]
         return left[::-1]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 import multiprocessing
 import pickle
 import random
@@ -248,6 +249,34 @@ def test_a_record_in_memory_that_is_another_is_refused_where_it_is_got(corpus):
         handle = pool.submit("x", [SampleRead(row=row)])
         with pytest.raises(FileChanged, match="expected the record that was indexed"):
             handle.get()
+
+
+@pytest.mark.parametrize("change", [{"offset": 1 << 63}, {"offset": 0.5}, {"size": 1.5}, {"bundle": ["x"]}])
+def test_an_entry_that_no_file_can_have_is_refused_where_it_is_got(corpus, change):
+    source, entry, _ = corpus.entries[0]
+    with PrefetchPool(in_memory(corpus), num_threads=1) as pool:
+        handle = pool.submit("x", [ImageRead(source=source, entry=entry | change)])
+        with pytest.raises(ReadError):
+            handle.get()
+        assert pool.counters()["held_bytes"] == 0
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_an_interrupt_while_it_is_asked_for_leaves_nobody_waiting(corpus, monkeypatch, number):
+    reader = in_memory(corpus)
+    rows, calls, read_now = corpus.rows[:7], itertools.count(), reader.read_span_now
+
+    def interrupted(span):
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        return read_now(span)
+
+    monkeypatch.setattr(reader, "read_span_now", interrupted)
+    with PrefetchPool(reader, num_threads=1) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit("x", [SampleRead(row=row) for row in rows])
+        assert (pool.counters()["held_bytes"], pool.counters()["keys"]) == (0, 0)
+        assert pool.submit("x", [SampleRead(row=row) for row in rows]).get() == samples(corpus)[:7]
 
 
 # --- the byte budget ---
