@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from packer.format.errors import FormatError
 from plugin.batch.facts import Cost, Count, Fact, Form
-from plugin.batch.images import ImageState
+from plugin.batch.images import MOST_PATCHES_A_SIDE, MOST_TILES, ImageState
 
 if TYPE_CHECKING:
     from plugin.batch.core import PackedBatch
@@ -104,7 +104,7 @@ def _of_images(batch: PackedBatch) -> Iterator[tuple[str, bool]]:
     grid, number = batch.image_grid_thw, batch.num_tiles
     has_pixels = bool(len(owners)) and bool(batch.facts[Fact.HAS_PIXELS])
     yield "facts speak of pixels without images", batch.facts[Fact.HAS_PIXELS] == has_pixels
-    small = bool((grid > 0).all() and (grid < 1 << 20).all() and (number > 0).all() and (number < 1 << 40).all())
+    small = _within(grid, 1, MOST_PATCHES_A_SIDE + 1) and _within(number, 1, MOST_TILES + 1)
     yield "grids or tiles are no numbers of patches", small or batch.form == Form.NONE
     yield "patches are not those of its grids", len(batch.pixels) == (grid.prod(axis=1).sum() if has_pixels else 0)
     yield "tiles are not those of its images", len(batch.tiles) == (number.sum() if has_pixels else 0)

@@ -13,6 +13,8 @@ from packer.format.errors import UsageError
 Bytes = npt.NDArray[np.uint8]
 
 DEFAULT_GREY = 128
+MOST_PATCHES_A_SIDE, MOST_TILES = (1 << 20) - 1, (1 << 40) - 1
+"""Beyond any image; products of three such sides still fit 64 bits."""
 
 
 class ImageState(IntEnum):
@@ -75,8 +77,8 @@ class Patches:
         """
         if not isinstance(image, PatchImage):
             raise UsageError(f"found a {type(image).__name__}, expected a PatchImage as the form {self} says")
-        if len(image.grid_thw) != 3 or min(image.grid_thw) < 1:
-            raise UsageError(f"found the grid {image.grid_thw}, expected three numbers of at least 1")
+        if len(image.grid_thw) != 3 or min(image.grid_thw) < 1 or max(image.grid_thw) > MOST_PATCHES_A_SIDE:
+            raise UsageError(f"found the grid {image.grid_thw}, expected three numbers of 1 to {MOST_PATCHES_A_SIDE:,}")
         time, height, width = image.grid_thw
         _refuse_other_pixels(image.pixels, (time * height * width, self.patch_bytes))
         if self.merge_size is None:
@@ -110,8 +112,8 @@ class Tiles:
         """
         if not isinstance(image, TileImage):
             raise UsageError(f"found a {type(image).__name__}, expected a TileImage as the form {self} says")
-        if image.num_tiles < 1:
-            raise UsageError(f"found an image of {image.num_tiles} tiles, expected at least 1")
+        if not 1 <= image.num_tiles <= MOST_TILES:
+            raise UsageError(f"found an image of {image.num_tiles} tiles, expected 1 to {MOST_TILES:,}")
         _refuse_other_pixels(image.tiles, (image.num_tiles, self.channels, self.side, self.side))
         return None if self.features_per_tile is None else image.num_tiles * self.features_per_tile
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from indexer.encode import EncodedSample
 from packer.format.errors import UsageError
-from plugin.batch.images import ImageForm, PackImage
+from plugin.batch.images import ImageForm, ImageState, PackImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,6 +55,8 @@ class PackSample:
             if not previous <= span.start < span.end <= length:
                 raise self._unfit(f"image {place} at [{span.start}, {span.end})", f"a span within [{previous}, {length})")
             previous = span.end
+            if image.state not in (ImageState.REAL, ImageState.BLANK):
+                raise self._unfit(f"image {place} in state {image.state!r}", "REAL or BLANK: an ensured image is no sample's")
             num_features = int(self.encoded.feature_mask[span.start : span.end].sum())
             in_spans += num_features
             assert form is not None
@@ -69,6 +71,8 @@ class PackSample:
             raise self._unfit(
                 f"{self.num_text_tokens} text tokens beside {in_spans} of images", f"{length} tokens at most in all, as encoded"
             )
+        if self.num_patches < 0:
+            raise self._unfit(f"{self.num_patches} patches", "0 or more")
 
     def _unfit(self, found: str, expected: str) -> UsageError:
         return UsageError(f"sample {self.sample_id!r} of {self.source!r}: found {found}, expected {expected}")

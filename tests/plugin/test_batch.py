@@ -324,6 +324,9 @@ def sample_with(**of_encoded: Any) -> PackSample:
     return replace(sample, encoded=replace(sample.encoded, **of_encoded))
 
 
+TOO_WIDE = patch_image(2, 2, grid_thw=(1, 2, 1 << 20), pixels=None)
+
+
 @pytest.mark.parametrize(
     ("samples", "arguments", "message"),
     [
@@ -340,6 +343,10 @@ def sample_with(**of_encoded: Any) -> PackSample:
         ([replace(mixed()[0], images=mixed()[0].images[:1])], {}, "2 places for images and 1 images, expected as many of both"),
         ([replace(mixed()[0], images=mixed()[0].images[::-1])], {}, "image 0 with 6 features in the sequence, expected 1"),
         ([replace(mixed()[0], num_text_tokens=14)], {}, "14 text tokens beside 7 of images"),
+        ([replace(mixed()[0], num_patches=-1)], {}, "found -1 patches, expected 0 or more"),
+        ([pack_sample([patch_image(2, 2, state=7)])], {}, "image 0 in state 7, expected REAL or BLANK"),
+        ([pack_sample([patch_image(2, 2, state=ImageState.ENSURED)])], {}, "an ensured image is no sample's"),
+        ([replace(pack_sample([patch_image(2, 2)]), images=(TOO_WIDE,))], {}, r"found the grid \(1, 2, 1048576\), expected"),
         ([sample_with(ids=np.zeros(0, np.int32))], {}, "found 0 ids, a loss mask of 20"),
         ([sample_with(loss_mask=np.zeros(3, bool))], {}, "found 20 ids, a loss mask of 3"),
         ([sample_with(feature_mask=np.ones(20, bool))], {}, "image 0 with 8 features in the sequence, expected 6"),
