@@ -87,7 +87,7 @@ def _each(of: Callable[[Sequence[Run]], list[Found]], runs: Sequence[Run], nothi
             found += of([run])
         except TokenizationFailed as error:
             found.append(nothing)
-            failures[place] = error
+            failures[place] = error.with_traceback(None)  # its frames hold this dict, and all that the callers hold
     return found, failures
 
 

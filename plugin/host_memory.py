@@ -42,8 +42,8 @@ def _pixel_bytes(limits: PackLimits, form: ImageForm | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Of one rank, apart from decoded pictures (one for each decoding thread, as large as the dataset's largest) and the files of
-    the pack that is built.
+    """Of one rank, apart from decoded pictures: one for each decoding thread, as large as the dataset's largest. Where the files
+    of one pack are more than `prefetch_bytes`, they count instead.
     """
 
     pack_bytes: int

@@ -131,8 +131,9 @@ class PackBuilder:
         Raises:
             UsageError: no sample. SampleFailed: one could not be used, and the settings say to stop.
         """
-        found = self._encoded(chosen)
-        images = self._decoded(chosen, found)
+        with self._pool.keeping():
+            found = self._encoded(chosen)
+            images = self._decoded(chosen, found)
         made = [self._sample(one, of_it, own) for one, of_it, own in zip(chosen, found, images, strict=True)]
         samples = [sample for sample, _ in made if sample is not None]
         failures = tuple(failure for _, failure in made if failure is not None)
@@ -196,7 +197,7 @@ class PackBuilder:
     def _image(self, asked: _Asked) -> PackImage | BayplanError:
         data = None
         if asked.files:
-            data, asked.files[asked.image] = asked.files[asked.image], b""  # files may be much larger than pixels: gone first
+            data, asked.files[asked.image] = asked.files[asked.image], b""  # files may be larger than pixels: gone first
         try:
             return self._kept(self._samples.image(asked.row, asked.image, data))
         except BayplanError as error:
@@ -239,7 +240,8 @@ class PackBuilder:
             return self._samples.image(one.row, index, data)
         except ReadCancelled as error:
             _stop(one, error)
-        except BayplanError:
+        except BayplanError as error:
+            without_frames(error)
             return self._samples.blank(one.row, index)
 
     def _placed(self, one: Chosen, sample_id: str, encoded: EncodedSample, made: Mapping[int, PackImage]) -> PackSample:

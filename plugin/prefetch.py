@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -134,6 +135,16 @@ class PrefetchPool:
             ReadError: naming the place that could not be read. UsageError: for a key that was not submitted in this process.
         """
         return self._engine().get(key)
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Within it what is got keeps its share of the budget: for who holds all of it until something is made of it."""
+        engine = self._engine()
+        engine.keep()
+        try:
+            yield
+        finally:
+            engine.let_go()
 
     def cancel(self, key: Hashable) -> bool:
         """Forget a key: its reads not begun are not made, and who waits for it is told. Whether it was there."""

@@ -61,6 +61,8 @@ class Engine:
         self._jobs: dict[Hashable, Job] = {}
         self._taken: OrderedDict[Hashable, tuple[Request, ...]] = OrderedDict()
         self._queue = ReadQueue(limits.max_bytes)
+        self._kept_bytes: int | None = None
+        """Taken, and still counted in the budget; None: what is taken is not."""
         self._workers: set[Worker] = set()
         self._abandoned: set[Worker] = set()
         self._refusal: BayplanError | None = None
@@ -93,6 +95,15 @@ class Engine:
                 self._counts["errors"] += 1
                 raise job.error
             return self._delivered(job)
+
+    def keep(self) -> None:
+        with self._work:
+            self._kept_bytes = self._kept_bytes or 0
+
+    def let_go(self) -> None:
+        with self._work:
+            num_bytes, self._kept_bytes = self._kept_bytes or 0, None
+            self._release(num_bytes)
 
     def is_done(self, key: Hashable) -> bool:
         with self._work:
@@ -213,13 +224,16 @@ class Engine:
         return values
 
     def _drop(self, job: Job) -> None:
-        """It was taken: its bytes are the getters'."""
+        """It was taken: its bytes are the getters', and no longer counted unless they are kept."""
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
             self._taken[job.key] = job.requests
             while len(self._taken) > REMEMBERED_KEYS:
                 self._taken.popitem(last=False)
-        self._release(job.held_bytes)
+        if self._kept_bytes is None:
+            self._release(job.held_bytes)
+        else:
+            self._kept_bytes += job.held_bytes
         job.held_bytes = 0
 
     def _release(self, num_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -17,9 +18,10 @@ import orjson
 import pytest
 from loading import PROFILE, SETTINGS, Epochs, digest, digests, opened, write_stream
 
+from indexer.encode import EncodedSample
 from packer.format.errors import BayplanError
 from plugin import FileChanged, ReadError
-from plugin.batch import IGNORED, ImageState, PackedBatch
+from plugin.batch import IGNORED, ImageState, PackedBatch, PackSample
 from plugin.failures import SampleFailed, TooManyFailures
 from plugin.loader import PackLoader
 from plugin.loader_workers import WorkerDied
@@ -203,6 +205,25 @@ def test_an_image_that_a_thread_cannot_decode_stops_by_name(url: str, victim: Li
         digests(stream, 500)
     for part in (f"sample {victim.source}/", "'blank' trains on"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [BLANK, SKIP])
+@pytest.mark.parametrize("checked", [False, True])
+def test_what_failed_holds_no_images_until_garbage_is_collected(
+    url: str, victim: Line, settings: PackSettings, checked: bool
+) -> None:
+    spoil(victim)
+    with opened(url, replace(settings, check_crc=checked)) as stream:
+        next(stream)
+        gc.collect()
+        gc.disable()
+        try:
+            digests(stream, 3 * NUM_PACKS)
+            kept = [item for item in gc.get_objects() if isinstance(item, EncodedSample | PackSample)]
+        finally:
+            gc.enable()
+        assert stream.counters()["failed_samples"] > 0
+    assert kept == []
 
 
 # on_failure "blank"

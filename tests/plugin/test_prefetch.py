@@ -349,6 +349,20 @@ def test_the_queue_keeps_the_budget_and_starves_nobody(sizes, max_bytes, data):
     assert patient == sorted(patient)
 
 
+def test_what_is_kept_stays_in_the_budget_until_it_is_let_go(corpus, store):
+    known = image_reads(corpus)[:6]
+    with PrefetchPool(BundleReader(store.url), num_threads=1, max_bytes=1) as pool:
+        for key, (request, _) in enumerate(known):
+            pool.submit(key, [request])
+        with pool.keeping():
+            assert [pool.get(key) for key in (0, 1)] == [[data] for _, data in known[:2]]
+            assert pool.counters()["held_bytes"] == sum(len(data) for _, data in known[:2])
+            assert len(store.reads) == 2
+        wait_until(lambda: pool.counters()["held_bytes"] == len(known[2][1]))
+        assert [pool.get(key) for key in range(2, 6)] == [[data] for _, data in known[2:]]
+        assert pool.counters()["held_bytes"] == 0
+
+
 # --- errors, cancelling, closing ---
 
 
