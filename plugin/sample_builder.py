@@ -19,6 +19,8 @@ from plugin.batch import EnsuredImage, ImageForm, ImageState, PackImage, PackSam
 from plugin.cost import CostModel
 from plugin.tensors import ImagePatches, ImageTensors, Promise
 
+_NOT_AS_PACKED = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
+"""What comes of a record with the right id and number of images, and other things in it than were packed."""
 _ENSURED_SIDE = 56
 """Pixels: about the least that any rule scales up from."""
 
@@ -52,10 +54,23 @@ class SampleBuilder:
 
     def encode(self, rows: Sequence[IndexRow], records: Sequence[Mapping[str, Any]]) -> list[EncodedSample | BayplanError]:
         """The ids of records, all at once, which is faster; an error where one is not what was counted."""
+        try:
+            found: Sequence[EncodedSample | BayplanError] = self.encoder.encode_all(records)
+        except _NOT_AS_PACKED:
+            found = [self._encoded_alone(row, record) for row, record in zip(rows, records, strict=True)]
         return [
             encoded if isinstance(encoded, BayplanError) else _as_counted(row, record, encoded)
-            for row, record, encoded in zip(rows, records, self.encoder.encode_all(records), strict=True)
+            for row, record, encoded in zip(rows, records, found, strict=True)
         ]
+
+    def _encoded_alone(self, row: IndexRow, record: Mapping[str, Any]) -> EncodedSample | BayplanError:
+        try:
+            return self.encoder.encode_all([record])[0]
+        except _NOT_AS_PACKED as error:
+            return FormatError(
+                f"{row.record_file}, sample {record['id']!r}: found a record that cannot be encoded ({type(error).__name__}: "
+                f"{error}), expected it as it was packed: the file was changed or is damaged; verify the dataset"
+            )
 
     def image(self, row: IndexRow, index: int, data: bytes | None) -> PackImage:
         """One image of a row.

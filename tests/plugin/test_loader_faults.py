@@ -116,6 +116,15 @@ def lose_records(line: Line) -> None:
 
 
 IMAGE_DAMAGES = [damage_bytes, cut_bundle, lose_bundle]
+
+
+def name_another_image(line: Line) -> None:
+    """Still a record, of the right id and as many images."""
+    text = line.file.read_bytes()[line.offset : line.offset + line.size]
+    assert text.count(b'"image":0') == 1
+    overwrite(line.file, line.offset + text.index(b'"image":0'), b'"image":9')
+
+
 DAMAGES: list[Callable[[Line], None]] = [*IMAGE_DAMAGES, damage_record]
 
 
@@ -162,6 +171,15 @@ def test_stop_names_the_sample_the_file_and_the_way_out(
     assert file.name in message
     assert "'blank' trains on" in message
     assert "`exclude/`" in message
+
+
+def test_a_record_that_names_an_image_it_does_not_have_stops_by_name(url: str, victim: Line) -> None:
+    """It is read as it was indexed, and fails when its pack is encoded."""
+    name_another_image(victim)
+    with opened(url) as stream, pytest.raises(SampleFailed, match="found a record that cannot be encoded") as caught:
+        digests(stream, 500)
+    assert str(caught.value).startswith(f"sample {victim.source}/")
+    assert repr(victim.id) in str(caught.value)
 
 
 @pytest.mark.parametrize("damage", [damage_bytes, damage_record])
@@ -287,7 +305,7 @@ def test_blank_keeps_the_pack_and_takes_the_sample_out_of_the_loss(
     assert bundle_of(victim).name in caplog.text
 
 
-@pytest.mark.parametrize("damage", [damage_record, lose_records])
+@pytest.mark.parametrize("damage", [damage_record, lose_records, name_another_image])
 def test_a_lost_record_keeps_its_length(
     url: str, clean: list[PackedBatch], victim: Line, damage: Callable[[Line], None], caplog: pytest.LogCaptureFixture
 ) -> None:
