@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,7 @@ def run_ids(tokenizer: TextTokenizer, runs: Sequence[Run]) -> tuple[list[RunIds]
     def of(some: Sequence[Run]) -> list[RunIds]:
         plain = [run for run in some if run.loss is not None]
         ids = iter(tokenizer.encode_batch([run.text for run in plain], [run.starts for run in plain]) if plain else ())
-        return [_with_offsets(tokenizer, run) if run.loss is None else RunIds(next(ids), run.loss) for run in some]
+        return [RunIds(*_mixed(tokenizer, run)) if run.loss is None else RunIds(next(ids), run.loss) for run in some]
 
     return _each(of, runs, RunIds((), False))
 
@@ -91,14 +91,15 @@ def _each(of: Callable[[Sequence[Run]], list[Found]], runs: Sequence[Run], nothi
     return found, failures
 
 
-def _with_offsets(tokenizer: TextTokenizer, run: Run) -> RunIds:
+def _mixed(tokenizer: TextTokenizer, run: Run) -> tuple[Sequence[int], list[bool]]:
+    """The tokens of a run of which a part is a target, and whether each is one."""
     ids, offsets = tokenizer.encode_with_offsets(run.text, run.starts)
-    return RunIds(ids, run.losses(offsets))
+    return ids, run.losses(offsets)
 
 
 def _mixed_lengths(tokenizer: TextTokenizer, run: Run) -> tuple[int, int]:
-    found: Any = _with_offsets(tokenizer, run)
-    return len(found.ids), sum(found.loss)
+    ids, losses = _mixed(tokenizer, run)
+    return len(ids), sum(losses)
 
 
 def _lengths(size: int, loss: bool) -> tuple[int, int]:

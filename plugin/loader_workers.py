@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import multiprocessing.queues
 import multiprocessing.util
 import os
@@ -47,10 +46,11 @@ def begin_worker() -> None:
 @cache
 def _end_with_the_trainer() -> None:
     """A trainer that is killed reads no more, and a worker would wait at its own end until all it made has been read."""
+    parent = os.getppid()
 
     def end() -> None:
-        trainer = multiprocessing.parent_process()
-        if trainer is not None and os.getppid() != trainer.pid:
+        # As torch's workers look for it; `multiprocessing.parent_process` is not the parent where a server forks them.
+        if os.getppid() != parent:
             os._exit(_NOT_HANDED_OVER)
 
     multiprocessing.util.Finalize(None, end, exitpriority=0)
