@@ -77,7 +77,7 @@ function beforePrint() {
   themeBefore = document.documentElement.dataset.theme;
   document.documentElement.dataset.theme = "light";
   document.documentElement.classList.add("printing");
-  for (const [host, plot] of plots) { plot.isStale = true; drawIfStale(host); if (host.dataset.drawn) plotly().Plots.resize(host); }
+  for (const host of plots.keys()) { markStale(host); drawIfStale(host); if (host.dataset.drawn) plotly().Plots.resize(host); }
 }
 
 function afterPrint() {

@@ -15,7 +15,8 @@ const watcher = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "400px" });
 
-// `build` gives {data, layout} or null when there is nothing to draw.
+// `build` gives {data, layout} or null when there is nothing to draw. `data-drawn` of a host tells whether its plot shows what is
+// chosen now (yes), shows what was (stale), or is none.
 function registerPlot(host, build) {
   plots.set(host, { build, isStale: true, isNear: false });
   watcher.observe(host);
@@ -28,6 +29,7 @@ function drawIfStale(host) {
   const figure = plot.build(host);
   host.classList.toggle("empty", !figure);
   if (!figure) {
+    delete host.dataset.drawn;
     if (host.classList.contains("js-plotly-plot")) plotly().purge(host);
     host.replaceChildren(el("p", null, "Nothing to plot here."));
     return;
@@ -44,9 +46,14 @@ function drawIfStale(host) {
   host.dataset.drawn = "yes";
 }
 
+function markStale(host) {
+  plots.get(host).isStale = true;
+  if (host.dataset.drawn) host.dataset.drawn = "stale";
+}
+
 function redraw(hosts = plots.keys()) {
   for (const host of hosts) {
-    plots.get(host).isStale = true;
+    markStale(host);
     if (plots.get(host).isNear) drawIfStale(host);
   }
 }

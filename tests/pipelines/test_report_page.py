@@ -63,7 +63,7 @@ class Page:
         return WebDriverWait(self.driver, 20, poll_frequency=0.05).until(lambda _: self.js(code, *arguments))
 
     def plot(self, name: str) -> WebElement:
-        """A plot, scrolled to and drawn."""
+        """A plot, scrolled to and drawn, of what is chosen now."""
         host = self.one(f'.plot[data-name="{name}"]')
         self.js("arguments[0].scrollIntoView({block: 'center'})", host)
         self.until("return arguments[0].dataset.drawn === 'yes' && arguments[0].querySelector('svg.main-svg') !== null", host)
@@ -216,8 +216,9 @@ def test_filtering_by_words_and_by_trouble(usual: Page, document: dict[str, Any]
 
 def test_profile_source_and_sequence_length_change_what_is_shown(usual: Page, document: dict[str, Any]) -> None:
     def seen() -> tuple[str, str]:
-        path = usual.plot("tokens_per_sample").find_elements(By.CSS_SELECTOR, "path.js-line")[-1].get_attribute("d")
-        return usual.js("return document.getElementById('tiles').textContent"), path
+        path = "[...arguments[0].querySelectorAll('path.js-line')].at(-1).getAttribute('d')"
+        tiles = "document.getElementById('tiles').textContent"
+        return tuple(usual.js(f"return [{tiles}, {path}]", usual.plot("tokens_per_sample")))
 
     first = seen()
     usual.choose("#profile", 1)
@@ -255,6 +256,18 @@ def test_zooming_in_and_out_again(usual: Page) -> None:
     usual.until(f"return {labels} !== arguments[1]", host, whole)
     ActionChains(usual.driver).double_click(area).perform()
     usual.until(f"return {labels} === arguments[1]", host, whole)
+
+
+def test_a_plot_out_of_view_does_not_pass_for_drawn_when_the_choice_changes(usual: Page) -> None:
+    host = usual.plot("tokens_per_sample")
+    line = "return [...arguments[0].querySelectorAll('path.js-line')].at(-1).getAttribute('d')"
+    old = usual.js(line, host)
+    usual.js("scrollTo(0, document.body.scrollHeight)")
+    frames = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50)))"
+    usual.driver.execute_async_script(frames)  # what watches the view is told of it once in a frame
+    usual.choose("#source", 3)
+    assert (host.get_attribute("data-drawn"), usual.js(line, host)) == ("stale", old)
+    assert usual.js(line, usual.plot("tokens_per_sample")) != old
 
 
 def test_a_source_without_images_empties_their_plots_and_all_sources_fill_them_again(
