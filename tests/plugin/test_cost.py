@@ -45,12 +45,13 @@ models = st.builds(
     encoder=st.builds(
         EncoderCost,
         linear=coefficients,
-        quadratic=st.integers(0, 10**7),
-        full_quadratic=st.integers(0, 10**6),
+        quadratic=st.integers(0, 10**6),
+        full_quadratic=st.integers(0, 10**5),
         fixed=coefficients,
     ),
-    llm=st.builds(LlmCost, linear=coefficients, quadratic=st.integers(0, 10**7)),
+    llm=st.builds(LlmCost, linear=coefficients, quadratic=st.integers(0, 10**6)),
 )
+"""Of which five of the `images` below and 2^21 tokens cost less than the most that is accepted."""
 images = st.tuples(st.integers(0, 10**6), st.integers(0, 10**12))
 """Patches and squared attention."""
 

@@ -71,6 +71,7 @@ def followed(stream: PackLoader, number: int) -> tuple[list[str], list[Any]]:
     return whole, states
 
 
+@pytest.mark.timeout(1200)  # a loader with workers for each step: minutes where the machine has other work
 @pytest.mark.parametrize(
     ("num_workers", "rank", "world_size", "stride"),
     [(0, 0, 1, 1), (1, 0, 1, 5), (2, 0, 1, 1), (0, 1, 2, 1), (2, 1, 2, 5)],

@@ -34,7 +34,7 @@ def start(*arguments: str | Path, cwd: Path, **more: str) -> subprocess.Popen[st
     )
 
 
-def finish(process: subprocess.Popen[str], timeout_seconds: float = 120) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], timeout_seconds: float = 240) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a process."""
     out, err = process.communicate(timeout=timeout_seconds)
     return process.returncode, out, err
@@ -43,6 +43,11 @@ def finish(process: subprocess.Popen[str], timeout_seconds: float = 120) -> tupl
 def run(*arguments: str | Path, cwd: Path, **more: str) -> tuple[int, str, str]:
     """Run `bayplan` to its end."""
     return finish(start(*arguments, cwd=cwd, **more))
+
+
+def last_words(err: str) -> str:
+    """The last line with anything in it: Ray has been seen to write an empty one as it leaves."""
+    return next((line for line in reversed(err.splitlines()) if line.strip()), "")
 
 
 def descendants(process: subprocess.Popen[str], name: str) -> list[psutil.Process]:
@@ -57,7 +62,7 @@ def descendants(process: subprocess.Popen[str], name: str) -> list[psutil.Proces
     return found
 
 
-def wait_until(condition: Callable[[], bool], timeout_seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], timeout_seconds: float = 120) -> None:
     """Poll until something is so."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
