@@ -418,18 +418,27 @@ class RayExecutor:
 
 
 def _cancel(units: list[Unit]) -> None:
-    """Interrupt tasks, so that they remove their temporary files; end those that do not listen."""
+    """Interrupt tasks, so that they remove their temporary files; end those that do not listen, and only those: Ray (2.60) ends
+    this process without a word of ours where it is told to cancel a task that is just ending (`Tried to complete task that was
+    not pending`).
+    """
     deadline = time.monotonic() + _CANCEL_SECONDS
     for unit in units:
         with contextlib.suppress(Exception):
             ray.cancel(unit.steps)
-    for unit in units:
-        with contextlib.suppress(Exception):
-            while time.monotonic() < deadline and ray.wait([unit.steps], timeout=deadline - time.monotonic())[0]:
-                ray.get(next(unit.steps))
-    for unit in units:
+    for unit in [unit for unit in units if not _has_ended(unit, deadline)]:
         with contextlib.suppress(Exception):
             ray.cancel(unit.steps, force=True)
+
+
+def _has_ended(unit: Unit, deadline: float) -> bool:
+    """Whether a task ends before then; what it still tells is dropped."""
+    try:
+        while ray.wait([unit.steps], timeout=max(0.0, deadline - time.monotonic()))[0]:
+            ray.get(next(unit.steps))
+    except Exception:  # its last word: that it was cancelled, that it failed, or that there is nothing more
+        return True
+    return False
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from in_process import digests, pack_in_process
-from processes import descendants, finish, last_words, run, start, wait_until
+from processes import descendants, finish, run, start, wait_until
 from slow_index import KILLER, SLOWLY, counted, index_digests, packed, undisturbed_index
 
 from indexer.rows import Status
@@ -109,7 +109,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path, undisturbed:
     job.send_signal(signal.SIGINT)
     code, _, err = finish(job)
     assert code == 1
-    assert last_words(err) == "error: stopped; what is committed stays: run the same command again to go on", repr(err)
+    assert err.splitlines()[-1] == "error: stopped; what is committed stays: run the same command again to go on", repr(err)
     assert "Traceback" not in err
     pack = run("pack", recipe, "--workers", "1", cwd=recipe.parent)
     assert pack[0] == 0, pack[2]
@@ -184,7 +184,7 @@ def test_ctrl_c_stops_an_index_and_a_rerun_goes_on(tmp_path: Path, indexed: dict
     job.send_signal(signal.SIGINT)
     code, out, err = finish(job)
     assert (code, out) == (1, "")
-    assert last_words(err) == "error: stopped; what is committed stays: run the same command again to go on", repr(err)
+    assert err.splitlines()[-1] == "error: stopped; what is committed stays: run the same command again to go on", repr(err)
     before = counted(dataset)
     assert 5 <= len(before) < sum("/parts/" in name for name in indexed)
     code, _, err = run("index", dataset, "--workers", "2", cwd=dataset.parent)

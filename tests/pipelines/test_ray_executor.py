@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
+from typing import Any
 
 import pytest
 import ray.exceptions
@@ -99,6 +101,35 @@ def test_deaths_without_progress_end_a_source(executor: RayExecutor, unit: Unit,
     assert executor._outcome.failures == {}
     executor._failed(unit, DEATH)
     assert "died 13 times without getting further" in executor._outcome.failures["web"]
+
+
+class Steps(list[Any]):
+    """What a task still tells, ready at once; one that does not listen tells nothing that ends it."""
+
+    name: str
+
+    def __next__(self) -> Any:
+        return self.pop(0)
+
+
+@pytest.mark.parametrize("last_word", [ray.exceptions.TaskCancelledError(), DEATH, StopIteration()])
+def test_only_tasks_that_do_not_listen_are_ended_by_force(
+    last_word: Exception, unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray ends the driver itself where a task that is just ending is cancelled once more."""
+    cancelled = []
+
+    def get(item: Any) -> None:
+        if isinstance(item, Exception):
+            raise item
+
+    monkeypatch.setattr(ray, "cancel", lambda steps, force=False: cancelled.append((steps.name, force)))
+    monkeypatch.setattr(ray, "wait", lambda steps, timeout: ([one for one in steps if one], []))
+    monkeypatch.setattr(ray, "get", get)
+    deaf, listening, late = Steps(["progress"]), Steps(["progress", last_word]), Steps([last_word])
+    deaf.name, listening.name, late.name = "deaf", "listening", "late"
+    ray_executor._cancel([dataclasses.replace(unit, steps=steps) for steps in (deaf, listening, late)])
+    assert cancelled == [("deaf", False), ("listening", False), ("late", False), ("deaf", True)]
 
 
 def test_a_wrong_address_fails_at_once() -> None:

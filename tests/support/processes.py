@@ -45,11 +45,6 @@ def run(*arguments: str | Path, cwd: Path, **more: str) -> tuple[int, str, str]:
     return finish(start(*arguments, cwd=cwd, **more))
 
 
-def last_words(err: str) -> str:
-    """The last line with anything in it: Ray has been seen to write an empty one as it leaves."""
-    return next((line for line in reversed(err.splitlines()) if line.strip()), "")
-
-
 def descendants(process: subprocess.Popen[str], name: str) -> list[psutil.Process]:
     """Processes below `process` whose command line holds `name`."""
     found = []
