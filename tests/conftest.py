@@ -31,6 +31,11 @@ settings.register_profile("bayplan", deadline=None)
 settings.load_profile("bayplan")
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Bytes are named after their argument: gzip data carry the time, and all workers of xdist must find the same names."""
+    return argname if isinstance(val, bytes) else None
+
+
 def image_bytes(number=0, size=(8, 6), kind="PNG", **options):
     """A small image whose pixels are its number's: different numbers give different bytes."""
     noise = random.Random(number).randbytes(size[0] * size[1] * 3)
