@@ -49,7 +49,7 @@ class Packer(Protocol):
         """Begin to read the samples of a pack."""
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """Build one pack. May return a pack without a batch, which is not emitted."""
+        """Build one pack. One without a batch keeps its place: a state counts packs, and a file may be back when it is restored."""
 
 
 class Buffer(SavableSampleBuffer[Any]):  # type: ignore[misc]
@@ -89,10 +89,12 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         worker_config: WorkerConfig,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        self._packer = packer
+        self.packer = packer
         self._settings = settings
         self._buffer_size = buffer_size
         self._shuffle_size = shuffle_size
+        self.is_changing = False
+        """Samples are between two places; where an error strikes then, what is saved of them is not whole."""
         self.num_replayed: dict[int, int] = {}
         """By worker: packs that Energon's loader builds again after a restore and does not hand out. Set by `PackLoader`."""
         self._failures: deque[Failure] = deque(maxlen=8)
@@ -116,8 +118,8 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         """The last pack of an epoch is out, and the next epoch has not begun."""
         self._was_restored = False
         self._num_since_restore = 0
-        self._untold: list[Failure] = []
-        """Of packs that were not emitted since the last one that was, and so never when a state is saved."""
+        self._num_in_vain = 0
+        """Samples of the packs since the last one with a batch."""
         self._num_samples = 0
         self._num_failed = 0
         self._num_refused: dict[str, int] = {}
@@ -131,9 +133,10 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
 
     def __iter__(self) -> Iterator[Any]:
         was_at_end = self._has_ended and self._was_restored
-        self._has_ended = self._was_restored = False
+        self._was_restored = False
         if was_at_end:
-            return  # the others of this rank's workers are still in that epoch
+            return  # the others of this rank's workers are still in that epoch, and this one stays at its end
+        self._has_ended = False
         begin_worker()
         for buffer in (self._mixing, self._waiting, self._planned):
             buffer.worker_start()
@@ -142,9 +145,11 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         while True:
             if source is None and not self._source_has_ended:
                 source = iter(self.dataset)
+            self.is_changing = True
             self._fill(source)
             if self._is_running_low():
                 self._plan()
+            self.is_changing = False
             if not self._planned_lengths:
                 if self._is_exhausted and not self._waiting.buffer:
                     break
@@ -152,16 +157,9 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
             num_ahead = self._fetch_ahead(num_ahead)
             num_ahead -= 1
             pack = self._build()
-            if pack.packed is None:
-                self._skip(pack.failures)
-                continue
-            pack.failures = (*self._untold, *pack.failures)
-            self._untold = []
+            self._refuse_none_comes(pack)
             self._num_since_restore += 1
             yield pack
-        for failure in self._untold:
-            logger.warning("skipped with its whole pack, the last of an epoch: %s", failure)
-        self._untold = []
         self._source_has_ended = False
         self._has_ended = True
         # Energon's loader asks again at once where all that came was replayed, and would hand out the next epoch.
@@ -215,8 +213,8 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
             return
         samples = self._waiting.buffer.copy()
         with self._plan_index.ctx():
-            packing = self._packer.plan_packs(samples, self._ages, flush=self._is_exhausted)
-            packs = self._packer.shuffle_packs(packing)
+            packing = self.packer.plan_packs(samples, self._ages, flush=self._is_exhausted)
+            packs = self.packer.shuffle_packs(packing)
         self._waiting.clear()
         self._waiting.extend([samples[place] for place in packing.leftovers])
         self._ages = packing.leftover_age.tolist()
@@ -240,7 +238,7 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         """Begin to read the next packs, but for the first `num_ahead`, which were begun before; how many are begun now."""
         lengths = self._planned_lengths[: self._settings.packs_ahead]
         start = sum(lengths[:num_ahead])
-        self._packer.fetch_ahead(self._planned.buffer[start : sum(lengths)])
+        self.packer.fetch_ahead(self._planned.buffer[start : sum(lengths)])
         return max(num_ahead, len(lengths))
 
     def _build(self) -> Any:
@@ -248,25 +246,26 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         samples = self._planned.buffer[:length]
         keys = tuple(sample.__restore_key__ for sample in samples)
         with self._pack_index.ctx() as index:
-            pack = self._packer.pack_selected_samples(samples)
+            pack = self.packer.pack_selected_samples(samples)
         num_samples, num_failed = self._num_samples + length, self._num_failed + len(pack.failures)
         self._failures.extend(pack.failures)
         if pack.failures:
             # Before anything is taken away: a state saved after this error builds the same pack again.
             refuse_too_many(self._settings, num_failed, num_samples, tuple(self._failures))
+        self.is_changing = True
         del self._planned[:length]
         del self._planned_lengths[0]
         self._num_samples, self._num_failed = num_samples, num_failed
+        self.is_changing = False
         pack.refused = dict(self._num_refused)
         return set_sample_restore_key(pack, index, *keys, src=self)
 
-    def _skip(self, failures: Sequence[Failure]) -> None:
-        """No pack came of these samples: the next one tells of them."""
-        self._untold += failures
-        if len(self._untold) >= _BUFFERS_IN_VAIN * self._buffer_size:
+    def _refuse_none_comes(self, pack: Any) -> None:
+        self._num_in_vain = self._num_in_vain + len(pack.failures) if pack.packed is None else 0
+        if self._num_in_vain >= _BUFFERS_IN_VAIN * self._buffer_size:
             raise TooManyFailures(
-                f"{len(self._untold)} samples of this loader worker in a row could not be used, so no pack comes any more; the "
-                f"latest: {self._untold[-1]}. Check the dataset with `bayplan verify`"
+                f"{self._num_in_vain} samples of this loader worker in a row could not be used, so no pack comes any more; the "
+                f"latest: {pack.failures[-1]}. Check the dataset with `bayplan verify`"
             )
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
@@ -276,8 +275,13 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
             raise UsageError(f"found the restore key of a {kind!r}, expected one of a {type(self).__name__}")
         samples = [self.dataset.restore_sample(key) for key in keys]
         with self._pack_index.ctx(index):
-            pack = self._packer.pack_selected_samples(samples)
+            pack = self.packer.pack_selected_samples(samples)
         return set_sample_restore_key(pack, index, *keys, src=self)
+
+    @property
+    def rows_waiting(self) -> int:
+        """At most: to be mixed, and to be packed."""
+        return self._shuffle_size + self._buffer_size
 
     def identity(self) -> dict[str, int]:
         """What decides which samples share a pack, beside the limits: a restored stream builds packs again by these."""

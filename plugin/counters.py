@@ -29,7 +29,7 @@ class StreamCounters:
     refused: dict[int, Mapping[str, int]] = field(default_factory=dict)
     reading: dict[int, Mapping[str, float]] = field(default_factory=dict)
 
-    def add(self, batch: PackedBatch, *, num_failures: int, wait_seconds: float) -> None:
+    def add(self, batch: PackedBatch, *, wait_seconds: float) -> None:
         """Count one pack."""
         self.packs += 1
         self.wait_seconds += wait_seconds
@@ -40,7 +40,6 @@ class StreamCounters:
             images=batch.num_images,
             patches=batch.num_patches,
             blank_images=batch.num_blank_images,
-            failed_samples=num_failures,
             slots=len(batch.tokens),
             bytes=len(batch.buffer),
         )
@@ -50,6 +49,10 @@ class StreamCounters:
         samples = np.bincount(batch.sample_source, minlength=len(sources)).tolist()
         self.tokens_by_source.update(dict(zip(sources, by_source, strict=True)))
         self.samples_by_source.update(dict(zip(sources, samples, strict=True)))
+
+    def fail(self, num_failures: int) -> None:
+        """Count samples that could not be used, whether a pack came of the others or not."""
+        self.sums.update(failed_samples=num_failures)
 
     def hear(self, worker: int, refused: Mapping[str, int] | None, reading: Mapping[str, float] | None) -> None:
         """What a worker said of itself, cumulative since it began."""

@@ -50,5 +50,6 @@ def refuse_too_many(settings: PackSettings, num_failed: int, num_samples: int, l
     cases = "; ".join(map(str, latest[-_NAMED:]))
     raise TooManyFailures(
         f"{num_failed} of {num_samples} samples of this loader worker could not be used, above {limit}; the latest: {cases}. "
-        "Check the dataset with `bayplan verify`, leave such samples out with a list in `exclude/`, or raise the limit"
+        "Check the dataset with `bayplan verify`; raise the limit to resume, or leave such samples out with a list in `exclude/` "
+        "and start the data over"
     )

@@ -55,17 +55,25 @@ class HostMemory:
 
     @classmethod
     def of(
-        cls, settings: PackSettings, limits: PackLimits, form: ImageForm | None, *, num_workers: int, packs_queued: int
+        cls,
+        settings: PackSettings,
+        limits: PackLimits,
+        form: ImageForm | None,
+        *,
+        num_workers: int,
+        packs_queued: int,
+        rows_waiting: int,
     ) -> HostMemory:
         """Args:
         num_workers: 0 builds packs in the trainer's own process. packs_queued: torch's `prefetch_factor`.
+        rows_waiting: of a worker, to be mixed and to be packed.
         """
         return cls(
             pack_bytes=largest_pack_bytes(limits, form),
             num_workers=num_workers,
             packs_queued=packs_queued if num_workers else 0,
             prefetch_bytes=settings.prefetch_bytes,
-            buffer_bytes=settings.buffer_size * _ROW_BYTES,
+            buffer_bytes=rows_waiting * _ROW_BYTES,
         )
 
     @property

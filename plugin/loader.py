@@ -9,13 +9,15 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
+import torch
 from blake3 import blake3
 from megatron.energon import ConcatDataset, WorkerConfig, get_savable_loader
 from torch.utils.data import get_worker_info
@@ -28,15 +30,12 @@ from plugin.batch.torch_batch import TorchBatch
 from plugin.carry_over import CarryOverPackingDataset
 from plugin.counters import StreamCounters, difference, line
 from plugin.host_memory import HostMemory
-from plugin.loader_state import LoaderState, read_state, sources_of
-from plugin.loader_workers import refuse_dead, shut_down, worker_states
+from plugin.loader_state import LoaderState, profiles_of, read_state, sources_of
+from plugin.loader_workers import end_epoch, let_go, refuse_dead, restore_workers, shut_down, worker_states
 from plugin.opening import energon_path, open_dataset, refuse_unfit, worker_config_of
 from plugin.settings import PackSettings, Peers
 from plugin.task_encoder import Pack, PackingTaskEncoder
 from plugin.tensors import ImageTensors
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,8 @@ REMEMBERED_PACKS = 4096
 """Packs whose sample ids can still be asked for."""
 CHECKPOINT_SECONDS = 5.0
 """Workers note where they are so often; a restore builds the packs since then once more. Energon's 60 would cost that many."""
+WATCHDOG_SECONDS = 60.0
+"""A worker whose next pack takes longer warns of it."""
 PACKS_BETWEEN_COLLECTIONS = 100
 """Of garbage: each looks at every index row in the buffers, 4 ms with the default sizes. Energon's 10 is for large tensors in
 cycles, and no pack is in one.
@@ -64,6 +65,11 @@ class PackLoader:
         self._packing = _wrapped(loader.dataset, CarryOverPackingDataset)
         if self._packing is None:
             raise UsageError(f"found a loader over {loader.dataset}, expected one whose dataset a `PackingTaskEncoder` made")
+        _refuse_other(self._packing, encoder)
+        _admit(loader, encoder, rows_waiting=self._packing.rows_waiting)
+        if loader.generator is None:
+            # The trainer's own generator would move with the first pack, and with it the dropout of a resumed run.
+            loader.generator = torch.Generator()
         self._loader = loader
         self.encoder = encoder
         self.num_workers: int = loader.worker_config.num_workers
@@ -125,10 +131,6 @@ class PackLoader:
         config = worker_config or worker_config_of(rank=rank, world_size=world_size, num_workers=num_workers, seed=seed)
         dataset_url = os.fspath(dataset_url)
         encoder = PackingTaskEncoder(dataset_url, profile, settings, peers=peers, tensors=tensors)
-        builder = encoder.builder
-        form = builder.tensors.form if builder.tensors is not None and builder.peers.pipeline_stage == 0 else None
-        memory = HostMemory.of(settings, builder.limits, form, num_workers=config.num_workers, packs_queued=prefetch_factor)
-        memory.admit(settings.max_host_bytes)
         path = blend or join_url(dataset_url, f"{layout.index_dir(profile)}/{layout.PROFILE_DATASET_FILE}")
         dataset = open_dataset(energon_path(path), split, config, encoder, shuffle_buffer_size=shuffle_buffer_size)
         loader = get_savable_loader(
@@ -136,6 +138,8 @@ class PackLoader:
             checkpoint_every_sec=CHECKPOINT_SECONDS,
             prefetch_factor=prefetch_factor,
             gc_collect_every_n_steps=PACKS_BETWEEN_COLLECTIONS,
+            # A thread for each pass; without workers none of them would ever end.
+            watchdog_timeout_seconds=WATCHDOG_SECONDS if config.num_workers else None,
         )
         return cls(loader, encoder)
 
@@ -155,23 +159,26 @@ class PackLoader:
 
     def __next__(self) -> TorchBatch:
         started = time.perf_counter()
-        pack = self._next_pack()
-        waited = time.perf_counter() - started
-        assert pack.packed is not None
-        batch = pack.packed.batch
-        for failure in pack.failures:
-            logger.warning("on_failure %r: %s", self.encoder.settings.on_failure, failure)
-        self._counters.add(batch, num_failures=len(pack.failures), wait_seconds=waited)
+        packed: TorchBatch | None = None
+        while packed is None:
+            pack = self._next_pack()
+            packed = pack.packed
+            self._counters.fail(len(pack.failures))
+            for failure in pack.failures:
+                logger.warning("on_failure %r: %s", self.encoder.settings.on_failure, failure)
+        batch = packed.batch
+        self._counters.add(batch, wait_seconds=time.perf_counter() - started)
         self._counters.hear(pack.worker, pack.refused, pack.reading)
         self._ids[self.num_packs] = batch.sample_id_bytes.tobytes(), batch.sample_id_offsets.tobytes()
         if len(self._ids) > REMEMBERED_PACKS:
             self._ids.popitem(last=False)
         self.num_packs += 1
         self.restore_key = pack.__restore_key__
-        return pack.packed
+        return packed
 
     def _next_pack(self) -> Pack:
         self._refuse_over()
+        outside = sys.exception()
         if not self._asking.acquire(blocking=False):
             raise UsageError("found two threads that ask one stream for packs at once, expected one; put a lock around it")
         try:
@@ -185,10 +192,13 @@ class PackLoader:
         except StopIteration:
             self._iterator = None
             self._is_between_epochs = True
+            end_epoch(self._loader)
             raise
         except BaseException as error:
             # The generators under it are at their end now, which must not look like that of the data.
             self._over = f"it ended with {type(error).__name__}: {error}", error
+            if self.num_workers:
+                let_go(error, outside)
             if isinstance(error, OSError | RuntimeError):
                 refuse_dead(self._loader, "no pack", error)
             raise
@@ -266,6 +276,11 @@ class PackLoader:
         self._refuse_fork()
         if self._is_closed and self.num_workers:
             raise UsageError("save_state: found a stream that was closed, whose workers are gone; save its state before")
+        if self._over is not None and self._packing.is_changing:
+            raise UsageError(
+                f"save_state: found a stream that stopped in the midst of choosing samples, expected one between packs: "
+                f"{self._over[0]}; resume from the latest state before"
+            ) from self._over[1]
         state: LoaderState = {
             "version": 1,
             **self._identity(),
@@ -289,10 +304,7 @@ class PackLoader:
                 "restore_state: found a pass over several sources, one after another, which Energon would "
                 "begin again; begin it anew"
             )
-        self._loader.restore_state_rank(known["energon"])
-        if self.num_workers and known["energon"] is not None:
-            saved = known["energon"].worker_states
-            self._packing.num_replayed = {worker: state.offset for worker, state in enumerate(saved)}
+        self._packing.num_replayed = dict(enumerate(restore_workers(self._loader, known["energon"])))
         self.num_packs = known["num_packs"]
         if known["is_between_epochs"]:
             self._skip_ended_epoch()
@@ -310,6 +322,7 @@ class PackLoader:
         self._has_begun = True
         if next(iter(self._loader), None) is not None:
             raise UsageError("restore_state: found packs behind the end of an epoch; save this state again with this release")
+        end_epoch(self._loader)
         self._is_between_epochs = True
 
     def _identity(self) -> dict[str, Any]:
@@ -346,6 +359,30 @@ class PackLoader:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _refuse_other(packing: CarryOverPackingDataset, encoder: PackingTaskEncoder) -> None:
+    """A stream of another encoder or profile, whose lengths and states would be others'."""
+    if packing.packer is not encoder:
+        raise UsageError("found a loader whose dataset another `PackingTaskEncoder` made, expected the one that is given with it")
+    profile, found = encoder.builder.profile, profiles_of(packing.config())
+    if found != {profile}:
+        raise UsageError(
+            f"found a blend of the profile {' and '.join(map(repr, sorted(found)))}, expected one of {profile!r}, as the stream "
+            f"is opened with; give the `dataset.yaml` of that profile's folder, or name its `profile-{profile}.yaml` in the blend"
+        )
+
+
+def _admit(loader: Any, encoder: PackingTaskEncoder, *, rows_waiting: int) -> None:
+    builder, settings = encoder.builder, encoder.settings
+    HostMemory.of(
+        settings,
+        builder.limits,
+        builder.tensors.form if builder.tensors is not None and builder.peers.pipeline_stage == 0 else None,
+        num_workers=loader.num_workers,
+        packs_queued=loader.prefetch_factor or 0,
+        rows_waiting=rows_waiting,
+    ).admit(settings.max_host_bytes)
 
 
 def _wrapped(dataset: Any, kind: type) -> Any:

@@ -4,7 +4,7 @@ checkpoint reader takes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict
 
 from packer.format.errors import UsageError
@@ -20,7 +20,8 @@ _WAYS_OUT = {
     "seed": "resume with that seed",
     "profile": "resume with that profile",
     "profile_fingerprint": "the profile counts otherwise now; resume with the index that was trained on",
-    "sources": "the samples of these sources are others now (packed or indexed again, other exclusion lists, another blend)",
+    "sources": "the samples of these sources are others now (packed or indexed again, other exclusion lists) or blended "
+    "otherwise; resume with what was trained on, and sources and weights as they were",
     "choice": "other samples would share packs; keep these settings",
     "limits": "packs were planned with other limits; keep to those",
 }
@@ -63,22 +64,38 @@ def _difference(name: str, found: Any, expected: Any) -> str:
     return f"found {name} {found!r} in the state, {expected!r} here: {_WAYS_OUT[name]}"
 
 
+_OF_A_SOURCE = ("rows", "split_part", "val", "shuffle_over_epochs", "parallel_shard_iters", "max_samples_per_sequence", "subset")
+
+
 def sources_of(config: Any) -> dict[str, str]:
-    """Fingerprints of the rows of each source in a dataset's configuration, wherever they stand in it."""
+    """Fingerprints of the rows of each source in a dataset's configuration, and how it is blended, wherever it stands in it."""
     found: dict[str, str] = {}
-    _collect(config, found)
+    for source, blended in _sources(config, ()):
+        name = str(source["_path"]).rstrip("/").rpartition("/")[2]
+        found[f"{len(found)}:{name}"] = " ".join([*(f"{key}={source[key]}" for key in _OF_A_SOURCE), *blended])
     return found
 
 
-def _collect(config: Any, found: dict[str, str]) -> None:
+def profiles_of(config: Any) -> set[str]:
+    """Of all sources in a dataset's configuration."""
+    return {source["profile"] for source, _ in _sources(config, ())}
+
+
+def _sources(config: Any, blended: tuple[str, ...]) -> Iterator[tuple[Mapping[str, Any], tuple[str, ...]]]:
+    """Each source, and the kinds, weights and repetitions of the datasets it stands in."""
     if isinstance(config, Mapping):
         if "rows" in config and "split_part" in config:
-            name = str(config["_path"]).rstrip("/").rpartition("/")[2]
-            rest = {key: config[key] for key in ("rows", "split_part", "val", "max_samples_per_sequence", "subset")}
-            found[f"{len(found)}:{name}"] = " ".join(f"{key}={value}" for key, value in rest.items())
-        else:
-            for value in config.values():
-                _collect(value, found)
+            yield config, blended
+            return
+        if "repeats" in config:
+            blended = (*blended, f"repeats={config['repeats']}")
+        if "datasets" in config:
+            blended = (*blended, f"in={config.get('type')}")
+        for inner, weight in config.get("dataset_weights", ()):
+            yield from _sources(inner, (*blended, f"in={config.get('type')}", f"weight={weight}"))
+        for key, value in config.items():
+            if key != "dataset_weights":
+                yield from _sources(value, blended)
     elif isinstance(config, list | tuple):
         for value in config:
-            _collect(value, found)
+            yield from _sources(value, blended)

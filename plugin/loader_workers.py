@@ -10,6 +10,7 @@ import queue
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from functools import cache
 from multiprocessing.connection import wait
@@ -95,6 +96,36 @@ def worker_states(loader: Any) -> Any:
         loader.result_queues = answers
 
 
+def restore_workers(loader: Any, state: Any) -> list[int]:
+    """Energon's `restore_state_rank`, whatever was restored before.
+
+    Args:
+        state: None: of a loader that had not begun.
+
+    Returns:
+        Of each worker, the packs that it builds again and does not hand out; none without workers.
+    """
+    loader.restore_state_rank(state)
+    if not loader.num_workers:
+        return []
+    if state is None:  # which Energon takes for nothing to do
+        loader.dataset.restore_checkpoint(None, worker_offset=0)
+        loader._worker_sample_counters = [-1] * loader.num_workers
+        loader._next_worker_id = 0
+        return [0] * loader.num_workers
+    # Energon leaves packs that are built again out of its count, and a worker that gave none before the next state was saved
+    # would give them once more.
+    replayed = [worker.offset for worker in state.worker_states]
+    loader._worker_sample_counters = [sum(each) for each in zip(loader._worker_sample_counters, replayed, strict=True)]
+    return replayed
+
+
+def end_epoch(loader: Any) -> None:
+    """torch begins the next epoch with its first worker, which in a restored loader is not Energon's: a state must say so."""
+    if loader.num_workers:
+        loader._next_worker_id = loader.dataset._worker_offset
+
+
 def refuse_dead(loader: Any, what: str, error: BaseException | None = None) -> None:
     """Args:
         loader: Energon's. what: cannot be done without them, for the message. error: what was seen of it.
@@ -111,6 +142,18 @@ def refuse_dead(loader: Any, what: str, error: BaseException | None = None) -> N
             f"{what}: found {', '.join(dead)}, expected all loader workers alive; the machine's log may say why, above all that "
             "memory ran out; resume from the latest state"
         ) from error
+
+
+def let_go(error: BaseException | None, outside: BaseException | None) -> None:
+    """Of all that was in hand where an error struck. A worker waits for as long as a connection to it is half open, and answers
+    nobody else.
+
+    Args:
+        outside: what was being handled before the loader was asked, which is not its own.
+    """
+    while error is not None and error is not outside:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _wait_for_end(workers: Sequence[Any]) -> None:

@@ -292,6 +292,6 @@ def _indices(encoded: EncodedSample) -> list[int]:
 
 def _stop(one: Chosen, error: BayplanError) -> NoReturn:
     raise SampleFailed(
-        f"sample {one.row.name}: {error}. Training stops here, as on_failure 'stop' says; 'blank' trains on without this "
-        "sample in the loss, and a list in `exclude/` leaves it out"
+        f"sample {one.row.name}: {error}. Training stops here, as on_failure 'stop' says; resumed with 'blank' it goes on "
+        "without this sample in the loss, and a list in `exclude/` leaves it out of a run that starts its data over"
     ) from error

@@ -50,7 +50,7 @@ class Pack(Sample):  # type: ignore[misc]
     """What leaves a loader worker."""
 
     packed: TorchBatch | None
-    """None: every sample of it was skipped, and it is not emitted."""
+    """None: every sample of it was skipped. `PackLoader` does not hand it out."""
     failures: tuple[Failure, ...] = ()
     """Of its samples."""
     refused: dict[str, int] | None = None

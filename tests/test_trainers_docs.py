@@ -221,6 +221,6 @@ def test_the_document_lists_every_key_with_its_type(demo: Path) -> None:
 def test_the_memory_that_is_shown_is_what_the_loader_works_out(demo: Path) -> None:
     settings = PackSettings(sequence_length=2048, max_patches_per_pack=8192, buffer_size=2000)
     form = Patches(patch_bytes=588, merge_size=2)
-    found = HostMemory.of(settings, settings.limits(Peers()), form, num_workers=2, packs_queued=3)
+    found = HostMemory.of(settings, settings.limits(Peers()), form, num_workers=2, packs_queued=3, rows_waiting=2000 + 500)
     pack = 26 * 2048 + 588 * 8192 + (64 << 10)
-    assert found.total_bytes == 2 * ((3 + 3) * pack + settings.prefetch_bytes + (2 << 10) * 2000) + 2 * pack
+    assert found.total_bytes == 2 * ((3 + 3) * pack + settings.prefetch_bytes + (2 << 10) * (2000 + 500)) + 2 * pack

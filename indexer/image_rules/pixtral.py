@@ -33,12 +33,12 @@ class Pixtral:
             height, width = np.maximum(1, np.rint(height / ratio)), np.maximum(1, np.rint(width / ratio))
         else:
             height, width = np.floor(height / ratio), np.floor(width / ratio)
-        refusals = {
-            position: f"{_REASON}(height={height[position]:.0f}, width={width[position]:.0f})"
-            for position in positions((height < 1) | (width < 1))
-        }
         unit = self.patch_size * self.merge_size
         rows, columns = ceil_div(as_ints(height), unit), ceil_div(as_ints(width), unit)
+        refusals = {
+            position: f"{_REASON}(height={rows[position] * unit}, width={columns[position] * unit})"
+            for position in positions((height < 1) | (width < 1))
+        }
         return image_counts(
             sizes,
             image_tokens=rows * columns,

@@ -167,7 +167,7 @@ class BalancedPackLoader:
         """StopIteration on all ranks, and for good, before a global batch that one of them cannot fill."""
         started = time.perf_counter()
         pack = next(self._balanced)
-        self._counters.add(pack.batch, num_failures=0, wait_seconds=time.perf_counter() - started)
+        self._counters.add(pack.batch, wait_seconds=time.perf_counter() - started)
         self.num_packs += 1
         return pack
 

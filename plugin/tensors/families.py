@@ -5,7 +5,7 @@ What size a picture is resized to is the image rule's word, taken from its count
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -224,14 +224,15 @@ class RuleTensors:
         return self.target(width, height).num_bytes
 
     def patches(self, data: bytes, promise: Promise | None = None) -> ImagePatches:
-        facts = inspect(data, self.limits, CheckLevel.HEADER)
+        limits = self.limits if promise is None else _with_room_for(promise, self.limits)
+        facts = inspect(data, limits, CheckLevel.HEADER)
         if promise is not None:
             _check_size(facts, promise)
         target = self.target(facts.width, facts.height)
         if promise is not None:
             _check_patches(target, promise)
         draft_size = (target.width, target.height) if self.draft else None
-        image = decode(data, facts=facts, limits=self.limits, alpha=self.alpha, draft_size=draft_size)
+        image = decode(data, facts=facts, limits=limits, alpha=self.alpha, draft_size=draft_size)
         return _checked(self.layout.arrange(image, target), target)
 
     def blank(self, width: int, height: int) -> ImagePatches:
@@ -254,6 +255,12 @@ def _target(layout: Layout, width: int, height: int) -> Target:
     if count.refusal is not None:
         raise RowError(Reason.ASPECT_RATIO, f"the model's processor refuses {width} x {height}: {count.refusal}")
     return layout.target(count)
+
+
+def _with_room_for(promise: Promise, limits: ImageLimits) -> ImageLimits:
+    """What a recipe let into the dataset may be trained on, and nothing larger."""
+    num_pixels = promise.width * promise.height
+    return limits if num_pixels <= limits.max_pixels else replace(limits, max_pixels=num_pixels)
 
 
 def _check_size(facts: ImageFacts, promise: Promise) -> None:

@@ -168,7 +168,7 @@ IMAGE_PROCESSORS = {
 def test_a_rule_counts_as_the_image_processor(name: str) -> None:
     case = IMAGE_PROCESSORS[name]
     processor = case.build()
-    strips = [(1, 1), (3, 2), (1, 199), (201, 1), (1, 1500), (700, 2), (1030, 3)]
+    strips = [(1, 1), (3, 2), (1, 199), (201, 1), (1, 1500), (700, 2), (1030, 3), (1702, 1)]
     for size in [
         *random_sizes(name, case.num_sizes, most_ratio=case.most_ratio),
         *strips[: None if case.most_ratio > 1500 else 2],

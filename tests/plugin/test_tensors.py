@@ -477,6 +477,17 @@ def test_bombs_are_refused_by_their_header() -> None:
     assert image_tensors("internvl3", {"max_tiles": 1}).patches(wide).grid == (1, 1, 1)
 
 
+def test_what_was_let_into_a_dataset_may_be_trained_on() -> None:
+    """A recipe's `max_pixels` may be above ours; the index promises what came of it."""
+    tensors = image_tensors("internvl3", {"max_tiles": 1}, limits=ImageLimits(max_pixels=199_999))
+    data = a_file("png L", (500, 400))
+    promise = Promise(width=500, height=400, num_patches=tensors.target(500, 400).num_patches)
+    assert tensors.patches(data, promise).grid == (1, 1, 1)
+    with pytest.raises(RowError, match="limit is 200,000") as caught:
+        tensors.patches(a_file("png L", (501, 400)), promise)
+    assert caught.value.reason is Reason.TOO_MANY_PIXELS
+
+
 def test_chunks_that_swell_are_never_opened() -> None:
     text = b"note\0\0" + zlib.compress(bytes(1 << 24))
     assert QWEN.ours.patches(png_of(60, 60, chunk(b"zTXt", text))).grid == (1, 4, 4)

@@ -36,7 +36,7 @@ splits:
 """
 
 
-def write_stream(folder: Path, profile: str = PROFILE) -> str:
+def write_stream(folder: Path, *profiles: str) -> str:
     """The dataset's folder."""
     random.seed(7)
     (folder / "images").mkdir(parents=True)
@@ -49,7 +49,7 @@ def write_stream(folder: Path, profile: str = PROFILE) -> str:
     write_rows(folder / "pics.jsonl", captions)
     text = ({"id": f"text {n}", "text": "w" * random.randrange(5, 150)} for n in range(NUM_SAMPLES["text"]))
     write_rows(folder / "text.jsonl", text)
-    pack_in_process(write_recipe(folder, sources=SOURCES, profiles={profile: PROFILES[PROFILE]}))
+    pack_in_process(write_recipe(folder, sources=SOURCES, profiles=dict.fromkeys(profiles or [PROFILE], PROFILES[PROFILE])))
     assert index_in_process(folder / "out").exit_code == 0
     return str(folder / "out")
 
@@ -97,7 +97,18 @@ class Epochs:
         listed = "".join(f"      - {{repetitions: 1, path: ../../sources/{n}, dataset_config: {PROFILE_FILE}}}\n" for n in names)
         self.path.write_text(EVERY_SAMPLE_ONCE + listed)
 
-    def open(self, *, repeat: bool = False, rank: int = 0, world_size: int = 1, num_workers: int = 0) -> PackLoader:
+    def open(
+        self,
+        *,
+        repeat: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 0,
+        checkpoint_seconds: float = 0,
+    ) -> PackLoader:
+        """Args:
+        checkpoint_seconds: 0: workers note where they are before each pack, so that none is built again.
+        """
         dataset = energon.get_train_dataset(
             self.path,
             worker_config=energon.WorkerConfig(rank=rank, world_size=world_size, num_workers=num_workers),
@@ -107,7 +118,7 @@ class Epochs:
             task_encoder=self.encoder,
             repeat=repeat,
         )
-        return QuickLoader(energon.get_savable_loader(dataset, checkpoint_every_sec=0), self.encoder)
+        return QuickLoader(energon.get_savable_loader(dataset, checkpoint_every_sec=checkpoint_seconds), self.encoder)
 
 
 PROFILE_FILE = f"profile-{PROFILE}.yaml"
