@@ -49,7 +49,7 @@ class Packer(Protocol):
         """Begin to read the samples of a pack."""
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """Build one pack. One without a batch keeps its place: a state counts packs, and a file may be back when it is restored."""
+        """Build one pack. One without a batch keeps its place: a state counts packs, and what failed may be back by then."""
 
 
 class Buffer(SavableSampleBuffer[Any]):  # type: ignore[misc]

@@ -116,6 +116,23 @@ def test_the_end_of_an_epoch_is_kept_in_states_of_resumed_runs(
     Epochs(url)  # writes the blend of all sources again
 
 
+def test_an_epoch_of_which_all_is_built_again_has_ended(url: str) -> None:
+    """As where a state is saved after the last pack and before its worker has seen that no other comes."""
+    epochs = Epochs(url, sources="pics")
+    with epochs.open(num_workers=1, checkpoint_seconds=LONG_AGO) as stream:
+        digests(stream, 2)
+        state = stream.save_state()
+        last = 2 + len(digests(stream, 10_000))
+        following = digests(stream, 10_000)
+    (worker,) = state["energon"].worker_states
+    worker.offset = last - worker.state.sample_index
+    with epochs.open(num_workers=1) as stream:
+        stream.restore_state(state | {"num_packs": last})
+        assert digests(stream, 10_000) == []
+        assert digests(stream, 10_000) == following
+    Epochs(url)  # writes the blend of all sources again
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_last_of_several_restores_holds(url: str, num_workers: int) -> None:
     with opened(url, num_workers=num_workers) as stream:
@@ -164,7 +181,7 @@ def test_a_stream_that_was_interrupted_while_it_chose_samples_is_not_saved(url: 
         monkeypatch.setattr(PackingTaskEncoder, "shuffle_packs", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             digests(stream, 100)
-        with pytest.raises(UsageError, match="found a stream that stopped in the midst of choosing samples.*KeyboardInterrupt"):
+        with pytest.raises(UsageError, match=r"found a stream that stopped in the midst of choosing samples.*KeyboardInterrupt"):
             stream.save_state()
 
 
@@ -208,7 +225,7 @@ def test_a_pack_that_is_skipped_whole_keeps_its_place(copied: str, num_workers: 
     with opened(copied, settings, **arguments) as stream:
         stream.restore_state(state)
         after = digests(stream, 12)
-    # Packs that came whole in either half are of the healthy run's, in its order, and those of the second half follow the first's.
+    # Packs that came whole in either half are of the healthy run's, in its order; those of the second half follow the first's.
     places = [[healthy.index(pack) for pack in half if pack in healthy] for half in (before, after)]
     assert all(half == sorted(half) and half for half in places)
     assert max(places[0]) < min(places[1])
