@@ -64,13 +64,14 @@ def refuse_other_ranks(what: str, ranks: frozenset[int], size: int) -> None:
     """
     if missing := sorted(set(range(max(ranks))) - ranks):
         raise UsageError(
-            f"{what}: found none of data-parallel ranks {listed(missing)}: the checkpoint is not whole; "
-            f"resume from another step, {WAY_OUT}"
+            f"{what}: found none of data-parallel ranks {listed(missing)}: the checkpoint is not whole, "
+            f"or lies in folders that not all nodes see; resume from another step, {WAY_OUT}"
         )
     if len(ranks) != size:
         raise UsageError(
             f"{what}: found {len(ranks)} data-parallel ranks, expected {size}: streams cannot be dealt out anew; "
-            f"resume with data-parallel size {len(ranks)}, {WAY_OUT}"
+            f"resume with data-parallel size {len(ranks)}, or, where nodes have folders of their own, put all files into each, "
+            f"{WAY_OUT}"
         )
 
 

@@ -169,7 +169,7 @@ def test_stop_names_the_sample_the_file_and_the_way_out(
     message = str(caught.value)
     assert message.startswith(f"sample {victim.source}/")
     assert file.name in message
-    assert "'blank' trains on" in message
+    assert "resumed with 'blank' it goes on" in message
     assert "`exclude/`" in message
 
 
@@ -189,7 +189,7 @@ def test_stop_in_a_worker_is_an_error_of_the_trainer(url: str, victim: Line, dam
     with opened(url, num_workers=2) as stream, pytest.raises(BayplanError) as caught:
         digests(stream, 500)
     message = str(caught.value)
-    for part in ("SampleFailed", f"sample {victim.source}/", file.name, "'blank' trains on", "`exclude/`"):
+    for part in ("SampleFailed", f"sample {victim.source}/", file.name, "resumed with 'blank' it goes on", "`exclude/`"):
         assert part in message
 
 
@@ -221,7 +221,7 @@ def test_an_image_that_a_thread_cannot_decode_stops_by_name(url: str, victim: Li
     settings = replace(SETTINGS, check_crc=False, num_decode_threads=4)
     with opened(url, settings, num_workers=num_workers) as stream, pytest.raises(BayplanError) as caught:
         digests(stream, 500)
-    for part in (f"sample {victim.source}/", "'blank' trains on"):
+    for part in (f"sample {victim.source}/", "resumed with 'blank' it goes on"):
         assert part in str(caught.value)
 
 
@@ -484,7 +484,7 @@ def test_a_store_that_is_always_wrong_is_refused_by_name(
 ) -> None:
     with from_store(pristine) as stream:
         store.always = staticmethod(fault)
-        with pytest.raises(SampleFailed, match=r"at offset .*'blank' trains on") as caught:
+        with pytest.raises(SampleFailed, match=r"at offset .*resumed with 'blank' it goes on") as caught:
             next(stream)
     assert isinstance(caught.value.__cause__, ReadError)
 
