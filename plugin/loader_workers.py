@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import multiprocessing.queues
 import multiprocessing.util
 import os
@@ -184,6 +185,11 @@ def shut_down(loader: Any) -> None:
     iterator = _iterator_of(loader)
     if iterator is None:
         return
+    if any(worker.exitcode for worker in iterator._workers):
+        # One that died may hold the lock of the event that tells the others to end.
+        for worker in iterator._workers:
+            worker.kill()
+        iterator._workers_done_event = multiprocessing.Event()
     try:
         iterator._shutdown_workers()
     except RuntimeError as error:

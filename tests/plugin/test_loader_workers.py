@@ -68,6 +68,19 @@ def test_a_worker_that_dies_while_a_state_is_saved_is_not_waited_for(stream: Pac
         stream.save_state()
 
 
+@pytest.mark.timeout(60)
+def test_a_stream_is_closed_whatever_a_worker_held_when_it_was_killed(stream: PackLoader) -> None:
+    next(stream)
+    iterator = stream._loader._iterator
+    torch._C._remove_worker_pids(id(iterator))
+    iterator._worker_pids_set = False
+    iterator._workers_done_event._cond.acquire()  # as the worker might have, a moment before
+    iterator._workers[1].kill()
+    iterator._workers[1].join()
+    stream.close()
+    assert not any(worker.is_alive() for worker in iterator._workers)
+
+
 def test_a_pack_that_shared_memory_cannot_hold_ends_the_stream(url: str) -> None:
     """As in a container whose /dev/shm is full. The queue between the processes drops such a pack and tells nobody."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -83,6 +83,8 @@ class QuickLoader(PackLoader):
             iterator._worker_pids_set = False
             for worker in iterator._workers:
                 worker.kill()
+            for worker in iterator._workers:
+                worker.join()
         super().close()
 
 
