@@ -365,10 +365,10 @@ def _refuse_other(packing: CarryOverPackingDataset, encoder: PackingTaskEncoder)
     """A stream of another encoder or profile, whose lengths and states would be others'."""
     if packing.packer is not encoder:
         raise UsageError("found a loader whose dataset another `PackingTaskEncoder` made, expected the one that is given with it")
-    profile, found = encoder.builder.profile, profiles_of(packing.config())
-    if found != {profile}:
+    profile = encoder.builder.profile
+    if others := profiles_of(packing.config()) - {profile}:
         raise UsageError(
-            f"found a blend of the profile {' and '.join(map(repr, sorted(found)))}, expected one of {profile!r}, as the stream "
+            f"found a blend of the profile {' and '.join(map(repr, sorted(others)))}, expected one of {profile!r}, as the stream "
             f"is opened with; give the `dataset.yaml` of that profile's folder, or name its `profile-{profile}.yaml` in the blend"
         )
 
