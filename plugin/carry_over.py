@@ -97,6 +97,8 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         """Samples are between two places; where an error strikes then, what is saved of them is not whole."""
         self.num_replayed: dict[int, int] = {}
         """By worker: packs that Energon's loader builds again after a restore and does not hand out. Set by `PackLoader`."""
+        self.in_next_epoch: frozenset[int] = frozenset()
+        """Workers whose state is of the end of an epoch while the trainer stands in the one after it. Set by `PackLoader`."""
         self._failures: deque[Failure] = deque(maxlen=8)
         self.reset_state_own()
 
@@ -132,8 +134,8 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         self._num_since_restore = 0
 
     def __iter__(self) -> Iterator[Any]:
-        was_at_end = self._has_ended and self._was_restored
-        self._was_restored = False
+        was_at_end = self._has_ended and self._was_restored and self.worker_config.rank_worker_id() not in self.in_next_epoch
+        self._was_restored, self.in_next_epoch = False, frozenset()
         if was_at_end:
             return  # the others of this rank's workers are still in that epoch, and this one stays at its end
         self._has_ended = False

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -23,15 +24,16 @@ from megatron.energon import ConcatDataset, WorkerConfig, get_savable_loader
 from torch.utils.data import get_worker_info
 
 from packer.format import layout
-from packer.format.errors import UsageError
+from packer.format.errors import BayplanError, UsageError
 from packer.storage import join_url
 from plugin.batch.checks import texts
 from plugin.batch.torch_batch import TorchBatch
 from plugin.carry_over import CarryOverPackingDataset
 from plugin.counters import StreamCounters, difference, line
 from plugin.host_memory import HostMemory
-from plugin.loader_state import LoaderState, profiles_of, read_state, sources_of
-from plugin.loader_workers import end_epoch, let_go, refuse_dead, restore_workers, shut_down, worker_states
+from plugin.loader_position import Position
+from plugin.loader_state import VERSION, LoaderState, profiles_of, read_state, sources_of
+from plugin.loader_workers import let_go, refuse_dead, restore_workers, shut_down
 from plugin.opening import energon_path, open_dataset, refuse_unfit, worker_config_of
 from plugin.settings import PackSettings, Peers
 from plugin.task_encoder import Pack, PackingTaskEncoder
@@ -83,6 +85,9 @@ class PackLoader:
         self._is_closed = False
         self._process = os.getpid()
         self._asking = threading.Lock()
+        self._position = Position(loader)
+        self._unsaved: BaseException | None = None
+        """What ended a call of `save_state` while workers were asked: what they answered since is not told from new answers."""
         self._counters = StreamCounters()
         self._reported = self._counters.totals()
         self._ids: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
@@ -166,6 +171,8 @@ class PackLoader:
             self._counters.fail(len(pack.failures))
             for failure in pack.failures:
                 logger.warning("on_failure %r: %s", self.encoder.settings.on_failure, failure)
+            if packed is None:
+                self._position.give()
         batch = packed.batch
         self._counters.add(batch, wait_seconds=time.perf_counter() - started)
         self._counters.hear(pack.worker, pack.refused, pack.reading)
@@ -174,6 +181,7 @@ class PackLoader:
             self._ids.popitem(last=False)
         self.num_packs += 1
         self.restore_key = pack.__restore_key__
+        self._position.give()
         return packed
 
     def _next_pack(self) -> Pack:
@@ -192,7 +200,7 @@ class PackLoader:
         except StopIteration:
             self._iterator = None
             self._is_between_epochs = True
-            end_epoch(self._loader)
+            self._position.end_epoch()
             raise
         except BaseException as error:
             # The generators under it are at their end now, which must not look like that of the data.
@@ -276,19 +284,41 @@ class PackLoader:
         self._refuse_fork()
         if self._is_closed and self.num_workers:
             raise UsageError("save_state: found a stream that was closed, whose workers are gone; save its state before")
-        if self._over is not None and self._packing.is_changing:
+        if not self._asking.acquire(blocking=False):
             raise UsageError(
-                f"save_state: found a stream that stopped in the midst of choosing samples, expected one between packs: "
-                f"{self._over[0]}; resume from the latest state before"
-            ) from self._over[1]
-        state: LoaderState = {
-            "version": 1,
-            **self._identity(),
-            "num_packs": self.num_packs,
-            "is_between_epochs": self._is_between_epochs,
-            "energon": worker_states(self._loader),
-        }
+                "save_state: found a stream that is being asked for a pack or a state, expected one between packs; in the "
+                "handler of a signal raise an error or set a flag, and save outside"
+            )
+        try:
+            self._refuse_not_whole()
+            state: LoaderState = {
+                "version": VERSION,
+                **self._identity(),
+                "num_packs": self.num_packs,
+                "is_between_epochs": self._is_between_epochs,
+                "packs_of_epoch": self._position.packs_of_epoch,
+                "energon": self._position.state(),
+            }
+        except BayplanError:
+            raise
+        except BaseException as error:
+            self._unsaved = error
+            raise
+        finally:
+            self._asking.release()
         return dict(state)
+
+    def _refuse_not_whole(self) -> None:
+        why = self._over[0] if self._over is not None else "an error struck there"
+        if self._packing.is_changing:
+            what = f"found a stream that stopped in the midst of choosing samples, expected one between packs: {why}"
+        elif not self._position.is_whole:
+            what = f"found a pack that was taken from the stream and not handed out: {why}"
+        elif self._unsaved is not None and self.num_workers:
+            what = f"found an earlier call that was interrupted ({type(self._unsaved).__name__}), whose answers are yet to come"
+        else:
+            return
+        raise UsageError(f"save_state: {what}; resume from the latest state before")
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Go on where a state was saved. Before the first pack is asked for.
@@ -304,9 +334,15 @@ class PackLoader:
                 "restore_state: found a pass over several sources, one after another, which Energon would "
                 "begin again; begin it anew"
             )
-        self._packing.num_replayed = dict(enumerate(restore_workers(self._loader, known["energon"])))
+        replayed = restore_workers(self._loader, known["energon"])
+        self._packing.num_replayed = dict(enumerate(replayed))
+        of_epoch, is_between = known["packs_of_epoch"], known["is_between_epochs"]
+        self._packing.in_next_epoch = frozenset(
+            worker for worker, number in enumerate(replayed) if not is_between and (number or not of_epoch[worker])
+        )
+        self._position.begin(deepcopy(known["energon"]), of_epoch)
         self.num_packs = known["num_packs"]
-        if known["is_between_epochs"]:
+        if is_between:
             self._skip_ended_epoch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -322,7 +358,7 @@ class PackLoader:
         self._has_begun = True
         if next(iter(self._loader), None) is not None:
             raise UsageError("restore_state: found packs behind the end of an epoch; save this state again with this release")
-        end_epoch(self._loader)
+        self._position.begin_at_first_worker()
         self._is_between_epochs = True
 
     def _identity(self) -> dict[str, Any]:

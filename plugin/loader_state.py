@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from packer.format.errors import UsageError
 
-VERSION = 1
+VERSION = 2
 
 LoaderState = dict[str, Any]
 
@@ -30,6 +30,7 @@ _WAYS_OUT = {
 class _Known(TypedDict):
     num_packs: int
     is_between_epochs: bool
+    packs_of_epoch: list[int]
     energon: Any
 
 

@@ -121,12 +121,6 @@ def restore_workers(loader: Any, state: Any) -> list[int]:
     return replayed
 
 
-def end_epoch(loader: Any) -> None:
-    """torch begins the next epoch with its first worker, which in a restored loader is not Energon's: a state must say so."""
-    if loader.num_workers:
-        loader._next_worker_id = loader.dataset._worker_offset
-
-
 def refuse_dead(loader: Any, what: str, error: BaseException | None = None) -> None:
     """Args:
         loader: Energon's. what: cannot be done without them, for the message. error: what was seen of it.

@@ -225,8 +225,8 @@ def test_a_state_is_refused_where_it_is_none_or_too_late(url: str) -> None:
         with pytest.raises(UsageError, match="without a version"):
             stream.restore_state({})
         state = stream.save_state()
-        with pytest.raises(UsageError, match="version 2, expected 1"):
-            stream.restore_state(state | {"version": 2})
+        with pytest.raises(UsageError, match="version 3, expected 2"):
+            stream.restore_state(state | {"version": 3})
         next(stream)
         with pytest.raises(UsageError, match="found a stream that has begun"):
             stream.restore_state(state)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from loading import PROFILE, SETTINGS, Epochs, digests, opened, write_stream
+from megatron.energon.savable_loader import SavableDatasetCheckpoint, SavableDatasetWrapper
 
 from packer.format.errors import UsageError
 from plugin.loader import CHECKPOINT_SECONDS, PackLoader
@@ -116,6 +117,57 @@ def test_the_end_of_an_epoch_is_kept_in_states_of_resumed_runs(
     Epochs(url)  # writes the blend of all sources again
 
 
+@pytest.mark.parametrize(("num_workers", "checkpoint_seconds"), [(0, 0), (1, LONG_AGO), (2, LONG_AGO), (2, 0)])
+def test_a_state_of_a_later_epoch_goes_on_in_it(url: str, num_workers: int, checkpoint_seconds: float) -> None:
+    """A worker may have noted its place last at the end of the epoch before."""
+    epochs = Epochs(url, sources="pics")
+    arguments: dict[str, Any] = {"num_workers": num_workers, "checkpoint_seconds": checkpoint_seconds}
+    with epochs.open(**arguments) as stream:
+        digests(stream, 10_000)
+        whole, states = [], []
+        for pack in iter(lambda: digests(stream, 1), []):
+            whole += pack
+            states.append(stream.save_state())
+    last = len(whole)
+    for number in (1, 2, 3, last - 1, last):
+        with epochs.open(**arguments) as stream:
+            stream.restore_state(states[number - 1])
+            second = stream.save_state()
+            assert digests(stream, 10_000) == whole[number:], f"saved after pack {number} of {last} of the second epoch"
+            assert len(digests(stream, 10_000)) >= last - 1, "and the third one is whole"
+        with epochs.open(**arguments) as stream:
+            stream.restore_state(second)
+            assert digests(stream, 10_000) == whole[number:]
+    Epochs(url)  # writes the blend of all sources again
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_worker_that_has_not_begun_is_where_it_was(url: str, monkeypatch: pytest.MonkeyPatch, is_resumed: bool) -> None:
+    """Workers begin one after another, and one that is slow is asked before it has restored itself."""
+    with opened(url, num_workers=2) as stream:
+        whole = digests(stream, 14)
+        state = None
+    if is_resumed:
+        with opened(url, num_workers=2) as stream:
+            digests(stream, 4)
+            state = stream.save_state()
+    asked = SavableDatasetWrapper.get_checkpoint
+
+    def of_one_that_has_not_begun(self: Any, counts: list[int]) -> Any:
+        return SavableDatasetCheckpoint(state=None, offset=9) if self._worker_id == 1 else asked(self, counts)
+
+    with monkeypatch.context() as patched, opened(url, num_workers=2) as stream:
+        patched.setattr(SavableDatasetWrapper, "get_checkpoint", of_one_that_has_not_begun)
+        if state is not None:
+            stream.restore_state(state)
+        begun = 4 if is_resumed else 0
+        assert digests(stream, 1) == whole[begun : begun + 1]
+        state = stream.save_state()
+    with opened(url, num_workers=2) as stream:
+        stream.restore_state(state)
+        assert digests(stream, 8) == whole[begun + 1 : begun + 9]
+
+
 def test_an_epoch_of_which_all_is_built_again_has_ended(url: str) -> None:
     """As where a state is saved after the last pack and before its worker has seen that no other comes."""
     epochs = Epochs(url, sources="pics")
@@ -198,6 +250,57 @@ def test_a_stream_that_was_interrupted_while_it_built_a_pack_is_saved(url: str, 
     with opened(url) as stream:
         stream.restore_state(state)
         assert digests(stream, 4) == whole[2:]
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupt_while_workers_are_forked_leaves_what_was_restored(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(url, num_workers=2) as stream:
+        whole = digests(stream, 8)
+    with opened(url, num_workers=2) as stream:
+        digests(stream, 3)
+        state = stream.save_state()
+    with opened(url, num_workers=2) as stream, monkeypatch.context() as patched:
+        stream.restore_state(state)
+        patched.setattr("torch.utils.data.DataLoader._get_iterator", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        state = stream.save_state()
+    with opened(url, num_workers=2) as stream:
+        stream.restore_state(state)
+        assert digests(stream, 5) == whole[3:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_pack_that_nobody_got_is_not_passed_over(url: str, monkeypatch: pytest.MonkeyPatch, num_workers: int) -> None:
+    with opened(url, num_workers=num_workers) as stream:
+        digests(stream, 2)
+        monkeypatch.setattr("plugin.loader.StreamCounters.add", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        with pytest.raises(UsageError, match="found a pack that was taken from the stream and not handed out"):
+            stream.save_state()
+
+
+@pytest.mark.timeout(120)
+def test_answers_to_a_call_that_was_interrupted_are_not_taken_for_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(url, num_workers=2) as stream:
+        digests(stream, 2)
+        with monkeypatch.context() as patched:
+            patched.setattr("plugin.loader_workers._Answers.get", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                stream.save_state()
+        digests(stream, 2)
+        with pytest.raises(UsageError, match=r"found an earlier call that was interrupted \(KeyboardInterrupt\)"):
+            stream.save_state()
+
+
+def test_a_state_is_not_saved_in_the_middle_of_a_pack(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the handler of a signal, or another thread."""
+    with opened(url) as stream:
+        digests(stream, 2)
+        monkeypatch.setattr("plugin.pack_builder.build", lambda *_, **__: stream.save_state())
+        with pytest.raises(UsageError, match=r"being asked for a pack or a state.*set a flag, and save outside"):
+            next(stream)
 
 
 def _interrupt(*_: Any, **__: Any) -> None:
