@@ -97,6 +97,8 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         """Samples are between two places; where an error strikes then, what is saved of them is not whole."""
         self.num_replayed: dict[int, int] = {}
         """By worker: packs that Energon's loader builds again after a restore and does not hand out. Set by `PackLoader`."""
+        self.trainer: int | None = None
+        """The process that forks the workers. Set by `PackLoader`."""
         self.in_next_epoch: frozenset[int] = frozenset()
         """Workers whose state is of the end of an epoch while the trainer stands in the one after it. Set by `PackLoader`."""
         self._failures: deque[Failure] = deque(maxlen=8)
@@ -139,7 +141,7 @@ class CarryOverPackingDataset(BaseWrapperDataset[Any, Any]):  # type: ignore[mis
         if was_at_end:
             return  # the others of this rank's workers are still in that epoch, and this one stays at its end
         self._has_ended = False
-        begin_worker()
+        begin_worker(self.trainer)
         for buffer in (self._mixing, self._waiting, self._planned):
             buffer.worker_start()
         num_ahead = 0

@@ -194,6 +194,7 @@ class PackLoader:
                 if self.num_workers:
                     # A forked worker collects what is garbage here, and what has threads (gloo) ends it by a crash, or never.
                     gc.collect()
+                    self._packing.trainer = os.getpid()
                 self._iterator = iter(self._loader)
                 self._has_begun = True
             pack = next(self._iterator)
@@ -279,7 +280,7 @@ class PackLoader:
         """Where the stream stands after the pack that came last: plain values around Energon's own state.
 
         Raises:
-            WorkerDied: and its place in the stream with it. UsageError: it was closed.
+            WorkerDied: and its place in the stream with it. UsageError: it was closed, or is not between two packs.
         """
         self._refuse_fork()
         if self._is_closed and self.num_workers:

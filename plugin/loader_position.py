@@ -21,7 +21,7 @@ class Position:
     def begin(self, restored: Any, packs_of_epoch: Sequence[int]) -> None:
         """Args:
         restored: the state that was restored; None: of a loader that had not begun.
-        packs_of_epoch: by worker, those given in the epoch before.
+        packs_of_epoch: by worker, those given in its epoch so far.
         """
         self._restored = restored
         self._first = self._counts()

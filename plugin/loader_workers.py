@@ -34,21 +34,24 @@ class WorkerDied(BayplanError):
     """A loader worker ended in the middle of its work, by no error of its own."""
 
 
-def begin_worker() -> None:
-    """In a loader worker, before its first pack; elsewhere nothing. May be called again."""
+def begin_worker(trainer: int | None) -> None:
+    """In a loader worker, before its first pack; elsewhere nothing. May be called again.
+
+    Args:
+        trainer: the process it was forked from, which may have ended since; None: the one that is its parent now.
+    """
     if get_worker_info() is None or threading.current_thread() is not threading.main_thread():
         return
     # Ctrl-C goes to every process of a terminal: the trainer decides, and workers must live to tell it where they are.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A queue forgets what it cannot send, and the trainer would wait for that pack for ever.
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_unsent)  # type: ignore[attr-defined]
-    _end_with_the_trainer()
+    _end_with(os.getppid() if trainer is None else trainer)
 
 
 @cache
-def _end_with_the_trainer() -> None:
+def _end_with(parent: int) -> None:
     """A trainer that is killed reads no more, and a worker would wait at its own end until all it made has been read."""
-    parent = os.getppid()
 
     def end() -> None:
         # As torch's workers look for it; `multiprocessing.parent_process` is not the parent where a server forks them.
